@@ -95,15 +95,19 @@ GPTModel::GPTModel(TransformerConfig config,
 at::Tensor GPTModel::forward(const SequencePartition& batch,
                              const at::Tensor& hidden,
                              const Observer& observe,
-                             const RouterReplay& routes) const {
+                             const RouterReplay& routes,
+                             const VisualRows& visual) const {
+  const auto images = between_layers(visual, batch);
   const LayerContext context{
       .batch = &batch,
       .positions = position_embedding_.angles(batch.positions(), scalar_type(options_.dtype)),
       .observe = observe,
-      .routes = routes};
+      .routes = routes,
+      .visual = images.any() ? &images : nullptr};
   require(stage_.pre_process != hidden.defined(), ErrorKind::kBug,
           "the first stage takes tokens, the others hidden states");
   ResidualStream stream{.sum = stage_.pre_process ? embed(batch.tokens()) : hidden};
+  if (stage_.pre_process && images.any()) stream.sum = images.embed(stream.sum);
   if (observe && stage_.pre_process) observe("embedding", stream.sum);
   stream = run_layers(std::move(stream), context);
   if (!stage_.post_process) return stream.total();
@@ -143,6 +147,23 @@ at::Tensor GPTModel::embed(const at::Tensor& tokens) const {
   return embedded * root.to(embedded.scalar_type()).item<double>();
 }
 
+VisualRows GPTModel::between_layers(const VisualRows& visual,
+                                    const SequencePartition& batch) const {
+  if (!options_.sequence_parallel || !visual.any()) return visual;
+  const auto count = batch.tokens().size(0) / mesh_.tp().size();
+  return visual.part(mesh_.tp().rank() * count, count);
+}
+
+ResidualStream GPTModel::run_layer(std::size_t index,
+                                   ResidualStream stream,
+                                   const LayerContext& context) const {
+  stream = layers_[index].forward(std::move(stream), context);
+  const auto* const visual = context.visual;
+  const auto layer = stage_.layers[index];
+  if (visual == nullptr || !visual->adds_to(layer)) return stream;
+  return {.sum = visual->add(layer, stream.total())};
+}
+
 ResidualStream GPTModel::run_layers(ResidualStream stream, const LayerContext& context) const {
   const auto& options = options_.recompute;
   const bool full = options.granularity == Recompute::Granularity::kFull && !context.observe &&
@@ -155,10 +176,7 @@ ResidualStream GPTModel::run_layers(ResidualStream stream, const LayerContext& c
       stream = recompute_layers(i, count, stream, context);
       i += count;
     } else {
-      const auto layer = stage_.layers[i];
-      stream = layers_[i++].forward(std::move(stream), context);
-      if (context.visual != nullptr && context.visual->adds_to(layer))
-        stream = {.sum = context.visual->add(layer, stream.total())};
+      stream = run_layer(i++, std::move(stream), context);
     }
   }
   return stream;
@@ -169,16 +187,21 @@ ResidualStream GPTModel::recompute_layers(std::size_t first,
                                           const ResidualStream& stream,
                                           const LayerContext& context) const {
   const auto layers = [this, first, count, batch = *context.batch, positions = context.positions,
-                       routes = context.routes](const std::vector<at::Tensor>& inputs) {
+                       routes = context.routes,
+                       visual = context.visual != nullptr ? *context.visual : VisualRows{}](
+                          const std::vector<at::Tensor>& inputs) {
     ResidualStream x{.sum = inputs[0], .pending = inputs.size() > 1 ? inputs[1] : at::Tensor()};
-    const LayerContext again{.batch = &batch, .positions = positions, .routes = routes};
-    for (auto i = first; i < first + count; ++i) x = layers_[i].forward(std::move(x), again);
-    return std::vector{x.sum, x.pending};
+    const LayerContext again{.batch = &batch,
+                             .positions = positions,
+                             .routes = routes,
+                             .visual = visual.any() ? &visual : nullptr};
+    for (auto i = first; i < first + count; ++i) x = run_layer(i, std::move(x), again);
+    return x.pending.defined() ? std::vector{x.sum, x.pending} : std::vector{x.sum};
   };
   std::vector<at::Tensor> inputs{stream.sum};
   if (stream.pending.defined()) inputs.push_back(stream.pending);
   const auto outputs = recompute(layers, inputs);
-  return {.sum = outputs[0], .pending = outputs[1]};
+  return {.sum = outputs[0], .pending = outputs.size() > 1 ? outputs[1] : at::Tensor()};
 }
 
 at::Tensor GPTModel::output(const at::Tensor& hidden) const {

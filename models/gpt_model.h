@@ -48,11 +48,12 @@ class GPTModel {
 
   // `hidden` is the output of the stage before, undefined on the first. Returns the input of the
   // next stage, or on the last stage the normed hidden states: [tokens, hidden], this rank's part
-  // of the batch.
+  // of the batch. `visual` are rows of images, SequencePartition::local(): without gradient.
   at::Tensor forward(const SequencePartition& batch,
                      const at::Tensor& hidden = {},
                      const Observer& observe = {},
-                     const RouterReplay& routes = {}) const;
+                     const RouterReplay& routes = {},
+                     const VisualRows& visual = {}) const;
 
   // Computes one step of generation: tokens and positions [rows], int64 on the device (positions
   // [3, rows] where tokens have one in time, height and width), of the sequences that `inference`
@@ -114,6 +115,12 @@ class GPTModel {
   OutputHead head() const;
   // tokens [tokens] -> [tokens, hidden], as it is between the layers.
   at::Tensor embed(const at::Tensor& tokens) const;
+  // The layer `index` of this stage, and what images add behind it.
+  ResidualStream run_layer(std::size_t index,
+                           ResidualStream stream,
+                           const LayerContext& context) const;
+  // Rows of images among those that this rank has between the layers.
+  VisualRows between_layers(const VisualRows& visual, const SequencePartition& batch) const;
   ResidualStream run_layers(ResidualStream stream, const LayerContext& context) const;
   ResidualStream recompute_layers(std::size_t first,
                                   std::size_t count,

@@ -13,6 +13,7 @@
 #include "models/device/memory_error.h"
 #include "models/distributed/world.h"
 #include "rollout/step_memory.h"
+#include "rollout/vision/vision_encoder.h"
 #include "rollout/vision/visual_prompt.h"
 
 namespace ferry::rollout {
@@ -47,7 +48,8 @@ RunnerLimits limits_of(const EngineOptions& options) {
           .max_num_batched_tokens = options.max_num_batched_tokens,
           .max_model_len = options.max_model_len,
           .enforce_eager = options.enforce_eager,
-          .enable_return_routed_experts = options.enable_return_routed_experts};
+          .enable_return_routed_experts = options.enable_return_routed_experts,
+          .vision = options.vision};
 }
 
 // On a GPU the share of the memory that is free beside the weights, less what a step takes.
@@ -130,8 +132,10 @@ void LLMEngine::add_request(const std::string& request_id,
   std::shared_ptr<grammar::CompiledGrammar> compiled;
   try {
     check(prompt_token_ids, params);
-    require(visual == nullptr || ModelRunner::sees_images(model_), ErrorKind::kUsage,
+    require(visual == nullptr || (options_.vision && ModelRunner::sees_images(model_)),
+            ErrorKind::kUsage,
             "images in a prompt are computed on the host alone, for models with a vision tower");
+    if (visual) options_.vision->load();
     compiled = compile(params.structured_outputs);
   } catch (const Error& error) {
     ready_.push_back({.request_id = request_id, .finished = true, .error = error});

@@ -25,6 +25,8 @@
 
 namespace ferry::rollout {
 
+class VisionEncoder;  // rollout/vision
+
 struct EngineOptions {
   std::int64_t max_num_seqs = 256;             // in one step
   std::int64_t max_num_batched_tokens = 8192;  // in one step
@@ -42,6 +44,7 @@ struct EngineOptions {
   std::uint64_t seed = 0;  // for requests without one
   // For requests with structured_outputs, which are refused without it. Outlives the engine.
   const text::Tokenizer* tokenizer = nullptr;
+  std::shared_ptr<VisionEncoder> vision{};  // for prompts with images, which are refused without it
 };
 
 class LLMEngine {

@@ -12,6 +12,7 @@
 #include "models/kernels/attention/paged_attention.h"
 #include "models/spec/costs.h"
 #include "models/transformer/moe.h"
+#include "rollout/vision/vision_encoder.h"
 #include "rollout/vision/visual_prompt.h"
 
 namespace ferry::rollout {
@@ -135,7 +136,8 @@ ModelRunner::ModelRunner(const models::GPTModel& model, RunnerLimits limits)
       captures_graphs_(!limits.enforce_eager && can_capture(model)),
       enable_return_routed_experts_(limits.enable_return_routed_experts),
       max_num_seqs_(limits.max_num_seqs),
-      sees_images_(sees_images(model)) {
+      sees_images_(sees_images(model)),
+      vision_(std::move(limits.vision)) {
   require(model.config().head == models::Head::kLanguageModel, ErrorKind::kUsage,
           "generation needs a language model's head");
   const auto& mesh = model.mesh();
@@ -299,7 +301,7 @@ void ModelRunner::fill_rows(std::span<const ScheduledSequence> scheduled) {
   for (const auto& [sequence, num_new_tokens] : scheduled) {
     const auto begin = sequence->num_computed_tokens;
     const auto* const images = sequence->visual.get();
-    if (images != nullptr) visual.add(*images, begin, num_new_tokens, row);
+    if (images != nullptr) visual.add(*images, *vision_, begin, num_new_tokens, row);
     for (auto position = begin; position < begin + num_new_tokens; ++position, ++row) {
       const auto block =
           sequence->block_table[static_cast<std::size_t>(position / KVCache::kBlockSize)];

@@ -29,12 +29,15 @@
 
 namespace ferry::rollout {
 
+class VisionEncoder;  // rollout/vision
+
 struct RunnerLimits {
   std::int64_t max_num_seqs = 0;
   std::int64_t max_num_batched_tokens = 0;
   std::int64_t max_model_len = 0;
   bool enforce_eager = false;                 // no CUDA graphs
   bool enable_return_routed_experts = false;  // the model has experts
+  std::shared_ptr<VisionEncoder> vision{};    // of prompts that have images
 };
 
 struct DrawnToken {
@@ -132,6 +135,7 @@ class ModelRunner {
   bool enable_return_routed_experts_;
   std::int64_t max_num_seqs_;
   bool sees_images_;
+  std::shared_ptr<VisionEncoder> vision_;
   models::VisualRows visual_{};         // of the last step
   std::optional<DecodeGraphs> graphs_;  // of one cache
 };

@@ -100,13 +100,9 @@ struct Totals {
 // This rank's share of the prompts: those whose number, by data parallel ranks, leaves its own.
 class Generation {
  public:
-  // `vision`: the tower if some prompt has images, or null.
-  Generation(const RolloutModel& model,
-             const std::vector<Prompt>& prompts,
-             const models::VisionModel* vision)
+  Generation(const RolloutModel& model, const std::vector<Prompt>& prompts)
       : model_(model),
         prompts_(prompts),
-        vision_(vision),
         engine_(model.model(), model.engine_options()),
         processor_(engine_, model.tokenizer()) {}
 
@@ -163,7 +159,8 @@ class Generation {
     std::shared_ptr<const rollout::VisualPrompt> visual;
     try {
       if (!prompt.images.empty())
-        visual = rollout::make_visual_prompt(*vision_, prompt.token_ids, prompt.images);
+        visual = rollout::make_visual_prompt(*model_.model().config().vision, prompt.token_ids,
+                                             prompt.images);
     } catch (const Error& error) {
       return rollout::Answer{.request_id = prompt.id, .error = error};
     }
@@ -183,7 +180,6 @@ class Generation {
 
   const RolloutModel& model_;
   const std::vector<Prompt>& prompts_;
-  const models::VisionModel* vision_;
   rollout::LLMEngine engine_;
   rollout::OutputProcessor processor_;
   std::map<std::string, std::int64_t> numbers_;  // of prompts, by id
@@ -249,9 +245,7 @@ Totals gather(const models::ProcessGroup& dp,
 bool generate_on_rank(const GenerateFlags& flags, models::World& world) {
   RolloutModel model(world, flags.rollout);
   const auto prompts = read_prompts(flags, model);
-  const bool sees =
-      std::ranges::any_of(prompts, [](const Prompt& prompt) { return !prompt.images.empty(); });
-  Generation generation(model, prompts, sees ? &model.vision() : nullptr);
+  Generation generation(model, prompts);
   const bool is_first = world.rank() == 0;
   if (is_first && !flags.quiet)
     fmt::print(stderr, "{:<10} {} in {}\n", "loaded", flags.rollout.checkpoint,

@@ -203,15 +203,18 @@ void PromptReader::fill_from_messages(Prompt& prompt,
           "messages need a chat template: ask for it by --chat");
   require(messages.is_array() && !messages.empty(), ErrorKind::kUsage,
           "messages: is not a list of messages");
-  prompt.text =
-      options_.chat_template->apply(messages, {.add_generation_prompt = true, .tools = tools});
-  if (has_images(messages)) {
+  auto shown = messages;
+  const bool sees = rollout::text::has_images(messages);
+  if (sees) {
     const auto reader = options_.images ? options_.images() : std::nullopt;
     require(reader.has_value(), ErrorKind::kUsage,
             "messages: have images, and the model's images are not computed");
-    prompt.images = read_images(messages, *reader);
-    prompt.text = expand_placeholders(*prompt.text, prompt.images, *reader);
+    prompt.images = rollout::read_images(rollout::text::take_images(shown), *reader);
   }
+  prompt.text =
+      options_.chat_template->apply(shown, {.add_generation_prompt = true, .tools = tools});
+  if (sees)
+    prompt.text = rollout::expand_placeholders(*prompt.text, prompt.images, *options_.images());
   tokenize(prompt, /*add_special_tokens=*/false);  // the template writes them itself
 }
 

@@ -9,11 +9,11 @@
 #include <string>
 #include <vector>
 
-#include "cli/torch/prompt_images.h"
 #include "distckpt/base/error.h"
 #include "rollout/schedule/sampling_params.h"
 #include "rollout/text/chat_template.h"
 #include "rollout/text/tokenizer/tokenizer.h"
+#include "rollout/vision/prompt_images.h"
 #include "trainer/data/record_file.h"
 
 namespace ferry::cli {
@@ -33,7 +33,7 @@ struct PromptOptions {
   std::string system{};                                        // message before them
   rollout::SamplingParams params{};
   // Asked where messages have images; nothing, or none: messages are text.
-  std::function<std::optional<ImageReader>()> images{};
+  std::function<std::optional<rollout::ImageReader>()> images{};
 };
 
 class PromptReader {

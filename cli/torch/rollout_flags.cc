@@ -17,6 +17,7 @@
 #include "models/certificate/host_threads.h"
 #include "models/pipeline_forward.h"
 #include "rollout/text/eos_token_ids.h"
+#include "rollout/vision/vision_encoder.h"
 
 namespace ferry::cli {
 namespace {
@@ -223,45 +224,23 @@ RolloutModel::RolloutModel(models::World& world, const RolloutFlags& flags, std:
   engine_options_.enable_chunked_prefill = !flags.no_enable_chunked_prefill;
   engine_options_.eos_token_ids = rollout::text::eos_token_ids(files_, tokenizer_.get());
   engine_options_.tokenizer = tokenizer_.get();
+  if (const auto reader = image_reader(); reader && checkpoint_)
+    engine_options_.vision = std::make_shared<rollout::VisionEncoder>(
+        [this] {
+          const auto& options = model().options();
+          return converter::make_vision_model(model().config(), mesh_, options.dtype,
+                                              options.alignment, *checkpoint_);
+        },
+        reader->config);
   if (flags.gpu_memory_utilization)
     engine_options_.gpu_memory_utilization = *flags.gpu_memory_utilization;
   if (!flags.kv_cache_memory.empty())
     engine_options_.kv_cache_bytes = parse_size(flags.kv_cache_memory, "--kv-cache-memory-bytes");
 }
 
-std::optional<ImageReader> RolloutModel::image_reader() const {
-  const auto& config = model().config();
+std::optional<rollout::ImageReader> RolloutModel::image_reader() const {
   if (!rollout::ModelRunner::sees_images(model()) || tokenizer_ == nullptr) return std::nullopt;
-  for (const auto* name : {"processor_config.json", "preprocessor_config.json"}) {
-    const auto text = files_.read(name);
-    if (!text || !rollout::describes_images(*text, name)) continue;
-    const auto source = fmt::format("{}: {}", files_.source(), name);
-    const auto token = static_cast<rollout::text::TokenId>(config.vision->image_token_id);
-    ImageReader reader{.config = rollout::parse_image_processor(*text, source),
-                       .placeholder = tokenizer_->id_to_token(token).value_or("")};
-    const auto& vision = *config.vision;
-    require(reader.config.patch_size == vision.patch_size &&
-                reader.config.temporal_patch_size == vision.temporal_patch_size &&
-                reader.config.merge_size == vision.spatial_merge_size,
-            ErrorKind::kLayout, "{}: cuts other patches than the model's vision_config says",
-            source);
-    require(!reader.placeholder.empty(), ErrorKind::kLayout,
-            "{}: the tokenizer has no token {}, image_token_id of config.json", files_.source(),
-            vision.image_token_id);
-    return reader;
-  }
-  return std::nullopt;
-}
-
-const models::VisionModel& RolloutModel::vision() {
-  if (vision_) return *vision_;
-  require(checkpoint_.has_value(), ErrorKind::kUsage,
-          "--load-format dummy: a vision tower has no dummy weights");
-  const auto& options = model().options();
-  vision_ = std::make_unique<models::VisionModel>(model().config(), mesh_, options.dtype,
-                                                  options.alignment);
-  seconds_to_load_ += converter::load_vision_model(*vision_, *checkpoint_, {.round = true}).seconds;
-  return *vision_;
+  return rollout::find_image_reader(files_, model().config(), *tokenizer_);
 }
 
 std::function<void()> RolloutModel::open_weights(const std::string& checkpoint,

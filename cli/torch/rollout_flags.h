@@ -10,14 +10,13 @@
 #include <vector>
 
 #include "cli/torch/commands.h"
-#include "cli/torch/prompt_images.h"
 #include "converter/open/checkpoint.h"
 #include "models/distributed/parallel_state.h"
 #include "models/gpt_model.h"
-#include "models/vision/vision_model.h"
 #include "rollout/llm_engine.h"
 #include "rollout/text/chat_template.h"
 #include "rollout/text/tokenizer/tokenizer.h"
+#include "rollout/vision/prompt_images.h"
 
 namespace ferry::cli {
 
@@ -67,15 +66,12 @@ class RolloutModel {
   double seconds_to_load() const { return seconds_to_load_; }
   // Nothing if images in prompts are not computed. Throws Error if the checkpoint does not say how
   // they are read.
-  std::optional<ImageReader> image_reader() const;
-  // The vision tower, which is loaded when it is first asked for. Called by all ranks.
-  const models::VisionModel& vision();
+  std::optional<rollout::ImageReader> image_reader() const;
 
  private:
   std::optional<converter::Checkpoint> checkpoint_;  // nothing with dummy weights
   models::ParallelState mesh_;
   std::vector<std::unique_ptr<models::GPTModel>> chunks_;
-  std::unique_ptr<models::VisionModel> vision_;
   rollout::text::ModelFiles files_;
   std::unique_ptr<rollout::text::Tokenizer> tokenizer_;
   rollout::EngineOptions engine_options_;

@@ -1,5 +1,8 @@
 #include "converter/alignment/model_files.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "distckpt/plan/mesh_layout.h"
 #include "models/distributed/parallel_state.h"
 #include "models/pipeline_forward.h"
@@ -23,14 +26,18 @@ LoadReport load_model(const std::vector<std::unique_ptr<models::GPTModel>>& chun
   return load(checkpoint, mesh, *memory, options);
 }
 
-LoadReport load_vision_model(const models::VisionModel& vision,
-                             const Checkpoint& checkpoint,
-                             LoadOptions options) {
-  options.vision_tower = true;
-  const auto mesh =
-      distckpt::gather_mesh_layout(rank_group(vision.mesh().all()), vision.sharded_state_dict());
-  const auto memory = models::make_memory_sink(mesh.layout);
-  return load(checkpoint, mesh, *memory, options);
+std::unique_ptr<models::VisionModel> make_vision_model(const models::TransformerConfig& config,
+                                                       const models::ParallelState& mesh,
+                                                       distckpt::DType dtype,
+                                                       models::Alignment alignment,
+                                                       const Checkpoint& checkpoint) {
+  auto vision = std::make_unique<models::VisionModel>(config, mesh, dtype, alignment);
+  auto shards = vision->sharded_state_dict();  // nobody else's
+  for (auto& shard : shards) std::ranges::fill(shard.tensor.replica_id, 0);
+  const auto alone = distckpt::gather_mesh_layout({}, std::move(shards));
+  const auto memory = models::make_memory_sink(alone.layout);
+  load(checkpoint, alone, *memory, {.config = config, .vision_tower = true, .round = true});
+  return vision;
 }
 
 }  // namespace ferry::converter

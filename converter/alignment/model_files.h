@@ -21,9 +21,11 @@ LoadReport load_model(const std::vector<std::unique_ptr<models::GPTModel>>& chun
                       const Checkpoint& checkpoint,
                       LoadOptions options = {});
 
-// Fills a vision tower, which every rank of its mesh holds whole.
-LoadReport load_vision_model(const models::VisionModel& vision,
-                             const Checkpoint& checkpoint,
-                             LoadOptions options = {});
+// The vision tower of a model, loaded. A rank holds it whole, and makes it by itself.
+std::unique_ptr<models::VisionModel> make_vision_model(const models::TransformerConfig& config,
+                                                       const models::ParallelState& mesh,
+                                                       distckpt::DType dtype,
+                                                       models::Alignment alignment,
+                                                       const Checkpoint& checkpoint);
 
 }  // namespace ferry::converter

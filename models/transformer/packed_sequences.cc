@@ -97,7 +97,12 @@ SequencePartition::SequencePartition(const PackedSequences& pack, const Parallel
   }
   padded_ = at::constant_pad_nd(pack.tokens, {0, padded - num_tokens_}).to(device);
   tokens_ = padded_.index_select(0, rows_);
-  positions_ = positions.to(device).index_select(0, rows_);
+  if (pack.positions.defined()) {
+    require(pack.positions.dim() == 2 && pack.positions.size(1) == num_tokens_, ErrorKind::kBug,
+            "positions of {} tokens for a pack of {}", pack.positions.size(-1), num_tokens_);
+    positions = at::constant_pad_nd(pack.positions, {0, padded - num_tokens_});
+  }
+  positions_ = positions.to(device).index_select(-1, rows_);
   if (cp == 1) return;
 
   auto order = at::empty({padded}, host);  // where each token of the pack lies in the gathered ones
@@ -120,6 +125,17 @@ at::Tensor SequencePartition::local(const at::Tensor& of_pack) const {
   const auto whole =
       padding[0] == 0 ? of_pack : at::cat({of_pack, at::zeros(padding, of_pack.options())});
   return whole.to(rows_.device()).index_select(0, rows_);
+}
+
+VisualRows SequencePartition::local(const VisualRows& of_pack) const {
+  if (!of_pack.any()) return {};
+  const auto device = rows_.device();
+  auto image_row = at::full({padded_.size(0)}, -1, at::TensorOptions(at::kLong).device(device));
+  image_row.index_copy_(0, of_pack.rows.to(device),
+                        at::arange(of_pack.rows.size(0), image_row.options()));
+  const auto mine = image_row.index_select(0, rows_);
+  const auto rows = at::nonzero(mine.ge(0)).squeeze(1);
+  return of_pack.select(rows, mine.index_select(0, rows));
 }
 
 at::Tensor SequencePartition::sequence_ids() const {

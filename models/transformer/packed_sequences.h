@@ -15,6 +15,7 @@
 #include "models/distributed/parallel_state.h"
 #include "models/kernels/attention/attention.h"
 #include "models/kernels/log_probs.h"
+#include "models/transformer/visual_rows.h"
 
 namespace ferry::models {
 
@@ -23,6 +24,9 @@ struct PackedSequences {
   std::vector<std::int64_t> cu_seqlens{};  // sequence i is [cu_seqlens[i], cu_seqlens[i + 1])
   at::Tensor scored{};                     // [tokens], bool: those that get results; undefined: all
   SamplingMask sampling_mask{};            // of each token, on the host; needs `scored`
+  // [3, tokens], int64, on the host: in time, height and width; undefined: the place in the
+  // sequence
+  at::Tensor positions{};
 };
 
 // One sequence after another.
@@ -36,8 +40,9 @@ class SequencePartition {
   std::int64_t num_tokens() const { return num_tokens_; }  // of the pack as it was given
   const std::vector<std::int64_t>& cu_seqlens() const { return cu_seqlens_; }  // the same
   // The tokens of this rank's context parallel part, the same on all its tensor parallel ranks.
-  const at::Tensor& tokens() const { return tokens_; }        // [local]
-  const at::Tensor& positions() const { return positions_; }  // [local], each in its sequence
+  const at::Tensor& tokens() const { return tokens_; }  // [local]
+  // [local], each in its sequence, or [3, local] in time, height and width.
+  const at::Tensor& positions() const { return positions_; }
   // The sequence of each, from 0; the number of sequences for the padding: [local].
   at::Tensor sequence_ids() const;
   // The tokens `distance` places after these in the pack, which wraps around at its end: [local].
@@ -50,6 +55,8 @@ class SequencePartition {
 
   // [tokens, ...] of the pack -> [local, ...] of this rank, on its device; padding gives zeros.
   at::Tensor local(const at::Tensor& of_pack) const;
+  // Rows of images among the pack's tokens -> those among this rank's, on its device.
+  VisualRows local(const VisualRows& of_pack) const;
   // [local of every context parallel rank, in their order, ...] -> [padded, ...], in the order of
   // the pack.
   at::Tensor in_pack_order(const at::Tensor& gathered) const;

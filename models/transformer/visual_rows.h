@@ -20,6 +20,10 @@ struct VisualRows {
   at::Tensor embed(const at::Tensor& embedded) const;
   // Adds to what a layer gives, [tokens, hidden], counted from the model's first layer.
   at::Tensor add(std::int64_t layer, const at::Tensor& hidden) const;
+  // Some of the images' rows, whose places among the step's rows are `places`.
+  VisualRows select(const at::Tensor& places, const at::Tensor& chosen) const;
+  // Rows [begin, begin + count) of the step alone, which count from `begin` there.
+  VisualRows part(std::int64_t begin, std::int64_t count) const;
   bool adds_to(std::int64_t layer) const {
     return any() && layer < static_cast<std::int64_t>(deepstack.size());
   }

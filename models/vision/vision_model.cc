@@ -15,6 +15,9 @@ namespace ferry::models {
 namespace {
 
 constexpr double kNormEpsilon = 1e-6;
+// Patches that attend at a time, or up to one less than twice as many: products of so many rows
+// have the bits of those of all, and scores take heads x rows x patches of memory.
+constexpr std::int64_t kQueryRows = 256;
 
 // Row and column of each patch, in the order of the patches: those of a token are neighbours.
 struct PatchPlaces {
@@ -149,7 +152,7 @@ at::Tensor VisionModel::position_embeddings(std::span<const ImageGrid> grids) co
   return (at::embedding(pos_embed_, indices) * weights.unsqueeze(2)).sum(1);
 }
 
-// Each frame of each image by itself.
+// Each frame of each image by itself, some of its patches at a time.
 at::Tensor VisionModel::attend(const Block& block,
                                const at::Tensor& normed,
                                const at::Tensor& cos,
@@ -168,11 +171,14 @@ at::Tensor VisionModel::attend(const Block& block,
   for (const auto& grid : grids) {
     const auto count = grid.height * grid.width;
     for (std::int64_t frame = 0; frame < grid.frames; ++frame, begin += count) {
-      const auto scores =
-          at::matmul(query.narrow(2, begin, count), key.narrow(2, begin, count).transpose(2, 3)) *
-          scale;
-      const auto weights = at::softmax(scores, -1, at::kFloat).to(query.scalar_type());
-      attended.push_back(at::matmul(weights, value.narrow(2, begin, count)).transpose(1, 2));
+      const auto keys = key.narrow(2, begin, count).transpose(2, 3);
+      const auto values = value.narrow(2, begin, count);
+      const auto chunks = std::max<std::int64_t>(1, count / kQueryRows);
+      for (const auto& rows : query.narrow(2, begin, count).tensor_split(chunks, 2)) {
+        const auto weights =
+            at::softmax(at::matmul(rows, keys) * scale, -1, at::kFloat).to(query.scalar_type());
+        attended.push_back(at::matmul(weights, values).transpose(1, 2));
+      }
     }
   }
   return apply(at::cat(attended, 1).reshape({patches, -1}).contiguous(), block.proj);

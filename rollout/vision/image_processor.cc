@@ -131,30 +131,36 @@ ImageSize smart_resize(ImageSize size, std::int64_t factor, const ImageProcessor
 
 ProcessedImage process_image(const at::Tensor& image, const ImageProcessorConfig& config) {
   const ImageSize size{.height = image.size(1), .width = image.size(2)};
+  const auto to = smart_resize(size, config.patch_size * config.merge_size, config);
+  const auto pixels =
+      to == size ? image
+                 : at::_upsample_bicubic2d_aa(image.unsqueeze(0), {to.height, to.width},
+                                              /*align_corners=*/false, std::nullopt, std::nullopt)
+                       .squeeze(0);
+  return {.pixels = pixels.contiguous(),
+          .grid = {.frames = 1,
+                   .height = to.height / config.patch_size,
+                   .width = to.width / config.patch_size}};
+}
+
+at::Tensor pixel_values(const ProcessedImage& image, const ImageProcessorConfig& config) {
   const auto patch = config.patch_size;
   const auto merge = config.merge_size;
-  const auto to = smart_resize(size, patch * merge, config);
-  auto pixels = image.unsqueeze(0);
-  if (to != size)
-    pixels = at::_upsample_bicubic2d_aa(pixels, {to.height, to.width}, /*align_corners=*/false,
-                                        std::nullopt, std::nullopt);
   const auto of_channels = [&](const std::array<double, 3>& values) {
     const auto scaled = at::tensor(at::ArrayRef<double>(values), at::TensorOptions(at::kFloat)) *
                         (1.0 / config.rescale_factor);
     return scaled.view({-1, 1, 1});
   };
-  const auto normed =
-      (pixels.to(at::kFloat) - of_channels(config.image_mean)) / of_channels(config.image_std);
-  const auto rows = to.height / patch;
-  const auto columns = to.width / patch;
-  const auto channels = normed.size(1);
-  const auto patches =
-      normed.reshape({channels, rows / merge, merge, patch, columns / merge, merge, patch})
-          .permute({1, 4, 2, 5, 0, 3, 6})
-          .unsqueeze(5)
-          .expand({-1, -1, -1, -1, -1, config.temporal_patch_size, -1, -1})
-          .reshape({rows * columns, channels * config.temporal_patch_size * patch * patch});
-  return {.pixel_values = patches, .grid = {.frames = 1, .height = rows, .width = columns}};
+  const auto normed = (image.pixels.to(at::kFloat) - of_channels(config.image_mean)) /
+                      of_channels(config.image_std);
+  const auto rows = image.grid.height;
+  const auto columns = image.grid.width;
+  const auto channels = normed.size(0);
+  return normed.reshape({channels, rows / merge, merge, patch, columns / merge, merge, patch})
+      .permute({1, 4, 2, 5, 0, 3, 6})
+      .unsqueeze(5)
+      .expand({-1, -1, -1, -1, -1, config.temporal_patch_size, -1, -1})
+      .reshape({rows * columns, channels * config.temporal_patch_size * patch * patch});
 }
 
 }  // namespace ferry::rollout

@@ -45,11 +45,14 @@ struct ImageSize {
 ImageSize smart_resize(ImageSize size, std::int64_t factor, const ImageProcessorConfig& config);
 
 struct ProcessedImage {
-  at::Tensor pixel_values{};  // [patches, channels * frames * height * width of a patch], fp32
+  at::Tensor pixels{};  // [3, height, width], uint8: resized
   models::ImageGrid grid{};
 };
 
 // image [3, height, width], uint8.
 ProcessedImage process_image(const at::Tensor& image, const ImageProcessorConfig& config);
+
+// The tower's input: [patches, channels * frames * height * width of a patch], fp32.
+at::Tensor pixel_values(const ProcessedImage& image, const ImageProcessorConfig& config);
 
 }  // namespace ferry::rollout

@@ -2,26 +2,32 @@
 
 #define XXH_INLINE_ALL
 #include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
 #include <xxhash.h>
 
 #include <algorithm>
 
 #include "distckpt/base/error.h"
+#include "rollout/vision/vision_encoder.h"
 
 namespace ferry::rollout {
 namespace {
 
-PrefixHash digest_of(const at::Tensor& pixels, std::span<const models::ImageGrid> grids) {
-  const auto of_pixels =
-      XXH3_128bits(pixels.const_data_ptr(), static_cast<std::size_t>(pixels.nbytes()));
-  const auto of_grids = XXH3_128bits_withSeed(grids.data(), grids.size_bytes(), of_pixels.low64);
-  return {.low = of_grids.low64, .high = of_grids.high64 ^ of_pixels.high64};
+PrefixHash digest_of(std::span<const ProcessedImage> images) {
+  PrefixHash digest;
+  for (const auto& image : images) {
+    const auto of_pixels = XXH3_128bits_withSeed(
+        image.pixels.const_data_ptr(), static_cast<std::size_t>(image.pixels.nbytes()), digest.low);
+    const auto of_grid = XXH3_128bits_withSeed(&image.grid, sizeof image.grid, of_pixels.low64);
+    digest = {.low = of_grid.low64, .high = digest.high ^ of_grid.high64 ^ of_pixels.high64};
+  }
+  return digest;
 }
 
 // Walks the prompt: text goes on by one, an image takes a square that its longer side fills.
 void place(std::span<const std::int64_t> prompt,
-           std::span<const models::ImageGrid> grids,
+           std::span<const ProcessedImage> images,
            const models::VisionConfig& config,
            VisualPrompt& visual) {
   const auto put = [&](std::int64_t time, std::int64_t height, std::int64_t width) {
@@ -41,9 +47,9 @@ void place(std::span<const std::int64_t> prompt,
     }
     std::int64_t end = i;
     while (end < count && prompt[static_cast<std::size_t>(end)] == config.image_token_id) ++end;
-    require(image < grids.size(), ErrorKind::kUsage,
-            "the prompt has tokens of {} images or more, expected {}", image + 1, grids.size());
-    const auto& grid = grids[image++];
+    require(image < images.size(), ErrorKind::kUsage,
+            "the prompt has tokens of {} images or more, expected {}", image + 1, images.size());
+    const auto& grid = images[image++].grid;
     const auto rows = grid.height / config.spatial_merge_size;
     const auto columns = grid.width / config.spatial_merge_size;
     require(end - i == grid.frames * rows * columns, ErrorKind::kUsage,
@@ -57,31 +63,34 @@ void place(std::span<const std::int64_t> prompt,
     }
     next += std::max(grid.height, grid.width) / config.spatial_merge_size;
   }
-  require(image == grids.size(), ErrorKind::kUsage, "the prompt has tokens of {} images, not of {}",
-          image, grids.size());
+  require(image == images.size(), ErrorKind::kUsage,
+          "the prompt has tokens of {} images, not of {}", image, images.size());
   visual.position_delta = next - count;
 }
 
 }  // namespace
 
-std::shared_ptr<const VisualPrompt> make_visual_prompt(const models::VisionModel& vision,
-                                                       std::span<const std::int64_t> prompt,
-                                                       std::span<const ProcessedImage> images) {
-  auto visual = std::make_shared<VisualPrompt>();
-  std::vector<at::Tensor> pixels;
-  std::vector<models::ImageGrid> grids;
-  for (const auto& image : images) {
-    pixels.push_back(image.pixel_values);
-    grids.push_back(image.grid);
+at::Tensor VisualPrompt::positions_of(std::int64_t count) const {
+  auto result = at::empty({static_cast<std::int64_t>(positions.size()), count}, at::kLong);
+  auto* next = result.mutable_data_ptr<std::int64_t>();
+  for (std::size_t axis = 0; axis < positions.size(); ++axis) {
+    for (std::int64_t token = 0; token < count; ++token) *next++ = position(axis, token);
   }
-  place(prompt, grids, *vision.config().vision, *visual);
-  const auto all = at::cat(pixels).contiguous();
-  visual->digest = digest_of(all, grids);
-  visual->features = vision.forward(all, grids);
+  return result;
+}
+
+std::shared_ptr<const VisualPrompt> make_visual_prompt(const models::VisionConfig& config,
+                                                       std::span<const std::int64_t> prompt,
+                                                       std::vector<ProcessedImage> images) {
+  auto visual = std::make_shared<VisualPrompt>();
+  place(prompt, images, config, *visual);
+  visual->digest = digest_of(images);
+  visual->images = std::move(images);
   return visual;
 }
 
 void VisualStep::add(const VisualPrompt& prompt,
+                     VisionEncoder& encoder,
                      std::int64_t begin,
                      std::int64_t count,
                      std::int64_t row) {
@@ -89,13 +98,14 @@ void VisualStep::add(const VisualPrompt& prompt,
   const auto last = std::lower_bound(first, prompt.tokens.end(), begin + count);
   if (first == last) return;
   for (auto token = first; token != last; ++token) rows_.push_back(row + *token - begin);
+  const auto features = encoder.features(prompt);
   const auto part = [&](const at::Tensor& of_all) {
     return of_all.narrow(0, first - prompt.tokens.begin(), last - first);
   };
-  embeddings_.push_back(part(prompt.features.embeddings));
-  deepstack_.resize(prompt.features.deepstack.size());
+  embeddings_.push_back(part(features.embeddings));
+  deepstack_.resize(features.deepstack.size());
   for (std::size_t i = 0; i < deepstack_.size(); ++i)
-    deepstack_[i].push_back(part(prompt.features.deepstack[i]));
+    deepstack_[i].push_back(part(features.deepstack[i]));
 }
 
 models::VisualRows VisualStep::rows() const {

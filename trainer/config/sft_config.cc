@@ -17,6 +17,7 @@ void list(ConfigTable& table, DataConfig& c) {
   table.add("response_key", c.response_key,
             "the column of responses, if there are no conversations");
   table.add("tools_key", c.tools_key, "the column of tools");
+  table.add("image_key", c.image_key, "the column of images, for models that also see");
   table.add("shuffle", c.shuffle, "permute the records of each epoch, by trainer.seed");
   table.add("shuffle_buffer_bytes", c.shuffle_buffer_bytes,
             "bytes of records that are in memory and shuffled at a time", at_least(0));

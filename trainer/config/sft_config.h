@@ -20,6 +20,7 @@ struct DataConfig {
   std::string prompt_key = "prompt";
   std::string response_key = "response";
   std::string tools_key = "tools";
+  std::string image_key = "images";
   bool shuffle = true;
   std::int64_t shuffle_buffer_bytes = std::int64_t{256} << 20;
   OnMalformed malformed_rows = OnMalformed::kSkip;

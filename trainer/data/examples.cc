@@ -42,7 +42,12 @@ const Messages& messages_of(const Record& value, const std::string& column) {
     require(!text_of(at(message, "role", name + ".role"), name + ".role").empty(),
             ErrorKind::kCorrupt, "{}.role: is empty", name);
     if (find(message, "content") == nullptr && find(message, "tool_calls") != nullptr) continue;
-    text_of(at(message, "content", name + ".content"), name + ".content");
+    const auto& content = at(message, "content", name + ".content");
+    if (!content.is_array()) {
+      text_of(content, name + ".content");
+      continue;
+    }
+    for (const auto& part : content) of_type(part, part.is_object(), name + ".content", "a part");
   }
   return value;
 }
@@ -80,6 +85,8 @@ Conversation parse_conversation(const Record& record, const DataConfig& keys) {
                                             ? messages_of(*messages, keys.messages_key)
                                             : pair_of(record, keys),
                             .tools = list_or_null(record, keys.tools_key)};
+  conversation.images =
+      rollout::text::take_images(conversation.messages, list_or_null(record, keys.image_key));
   require(std::ranges::any_of(conversation.messages,
                               [](const Record& one) { return one["role"] == "assistant"; }),
           ErrorKind::kCorrupt, "{}: the assistant says nothing, so there is nothing to learn",
@@ -95,6 +102,8 @@ PromptExample parse_prompt(const Record& record, const std::string& prompt_key) 
       .prompt = prompt_of(record, prompt_key),
       .reward_model = {
           .style = text_of(at(reward, "style", "reward_model.style"), "reward_model.style")}};
+  require(!rollout::text::has_images(example.prompt), ErrorKind::kCorrupt,
+          "{}: has images, which are learned from by fine-tuning alone", prompt_key);
   const auto* truth = find(reward, "ground_truth");
   require(truth != nullptr || example.reward_model.style != "rule", ErrorKind::kCorrupt,
           "reward_model.ground_truth: is missing");

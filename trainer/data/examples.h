@@ -4,19 +4,22 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
+#include "rollout/text/content_parts.h"
 #include "trainer/config/sft_config.h"
 #include "trainer/data/record_file.h"
 
 namespace ferry::trainer {
 
-// A list of {role, content, ...}, as chat templates take it: at least one; content is text, or null
-// beside tool_calls.
+// A list of {role, content, ...}, as chat templates take it: at least one; content is text, a list
+// of parts, or null beside tool_calls.
 using Messages = Record;
 
 struct Conversation {
   Messages messages{};
-  Record tools{};  // a list, or null
+  Record tools{};                                    // a list, or null
+  std::vector<rollout::text::ImageSource> images{};  // of the parts {"type": "image"}
 };
 
 // Out of the column of messages if there is one; else out of a prompt (text: what the user says; or

@@ -22,23 +22,36 @@ bool is_assistant(const Record& message) {
 
 }  // namespace
 
-SftEncoder::SftEncoder(const std::filesystem::path& folder, const DataConfig& data)
+SftEncoder::SftEncoder(const std::filesystem::path& folder,
+                       const DataConfig& data,
+                       const models::TransformerConfig& config)
     : data_(data),
       tokenizer_(rollout::text::Tokenizer::from_folder(folder)),
-      template_(rollout::text::ChatTemplate::from_folder(folder)) {}
+      template_(rollout::text::ChatTemplate::from_folder(folder)),
+      vision_(config.vision),
+      images_(rollout::find_image_reader(rollout::text::ModelFiles(folder), config, *tokenizer_)) {}
 
 SftEncoder::~SftEncoder() = default;
 
 SftExample SftEncoder::encode(const Conversation& conversation) const {
-  auto example = template_ ? encode_templated(conversation) : encode_plain(conversation);
+  std::vector<rollout::ProcessedImage> images;
+  if (!conversation.images.empty()) {
+    require(images_.has_value() && template_.has_value(), ErrorKind::kUsage,
+            "messages: have images, and the model's images are not computed");
+    images = rollout::read_images(conversation.images, *images_);
+  }
+  auto example = template_ ? encode_templated(conversation, images) : encode_plain(conversation);
   truncate(example);
+  if (!images.empty())
+    example.visual = rollout::make_visual_prompt(*vision_, example.tokens, std::move(images));
   const bool any = std::find(example.learned.begin() + !example.learned.empty(),
                              example.learned.end(), true) != example.learned.end();
   require(any, ErrorKind::kCorrupt, "messages: no token of the assistant's to learn");
   return example;
 }
 
-SftExample SftEncoder::encode_templated(const Conversation& conversation) const {
+SftExample SftEncoder::encode_templated(const Conversation& conversation,
+                                        std::span<const rollout::ProcessedImage> images) const {
   const auto& messages = conversation.messages;
   const auto render = [&](std::size_t count, bool generation_prompt) {
     return template_->apply(first_of(messages, count), {.add_generation_prompt = generation_prompt,
@@ -47,10 +60,16 @@ SftExample SftEncoder::encode_templated(const Conversation& conversation) const 
   const auto whole = render(messages.size(), false);
   SftExample example;
   std::size_t done = 0;
+  std::size_t image = 0;
+  const auto add = [&](const std::string& text, bool learned) {
+    append(example,
+           images.empty() ? text : rollout::expand_placeholders(text, images, *images_, image),
+           learned);
+  };
   const auto take_to = [&](const std::string& beginning, bool learned, std::size_t turn) {
     require(whole.starts_with(beginning) && beginning.size() >= done, ErrorKind::kCorrupt,
             "messages: the chat template says message {} otherwise when others follow it", turn);
-    append(example, whole.substr(done, beginning.size() - done), learned);
+    add(whole.substr(done, beginning.size() - done), learned);
     done = beginning.size();
   };
   for (std::size_t i = 0; i < messages.size(); ++i) {
@@ -58,7 +77,8 @@ SftExample SftEncoder::encode_templated(const Conversation& conversation) const 
     if (i > 0) take_to(render(i, true), false, i);
     take_to(i + 1 == messages.size() ? whole : render(i + 1, false), true, i);
   }
-  append(example, whole.substr(done), false);
+  add(whole.substr(done), false);
+  if (!images.empty()) rollout::require_all_placed(image, images.size(), *images_);
   return example;
 }
 

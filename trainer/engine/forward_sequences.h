@@ -10,6 +10,7 @@
 
 #include "trainer/engine/pipeline/pipeline_schedule.h"
 #include "trainer/engine/seqlen_balancing.h"
+#include "trainer/engine/visual_inputs.h"
 
 namespace ferry::trainer {
 
@@ -23,6 +24,8 @@ struct SequenceOptions {
   std::int64_t channels = 1;
   std::vector<at::Tensor> scored{};  // as of pack_micro_batches()
   std::vector<models::SamplingMask> masks{};
+  VisualSequences visual{};
+  rollout::VisionEncoder* vision = nullptr;  // of these
   // If it is not null, it has where tokens go, of each sequence (router_replay.h); if it is empty,
   // it gets where they went.
   std::vector<at::Tensor>* routed_experts = nullptr;

@@ -134,6 +134,16 @@ TrainingCheckpoint MegatronEngine::checkpoint_at(const std::filesystem::path& ro
           {.name = options_.name + "/resumed", .root = root, .origin = options_.origin.get()}};
 }
 
+std::unique_ptr<rollout::VisionEncoder> MegatronEngine::make_vision_encoder(
+    const rollout::ImageProcessorConfig& config) const {
+  return std::make_unique<rollout::VisionEncoder>(
+      [this] {
+        return converter::make_vision_model(config_, mesh_, options_.engine.dtype,
+                                            options_.engine.alignment, origin());
+      },
+      config);
+}
+
 StepReport MegatronEngine::optimizer_step() {
   StepReport report;
   const auto& memory = advice_.memory();

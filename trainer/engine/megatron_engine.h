@@ -17,6 +17,7 @@
 #include "models/distributed/parallel_state.h"
 #include "models/distributed/world.h"
 #include "models/gpt_model.h"
+#include "rollout/vision/vision_encoder.h"
 #include "trainer/config/run_sections.h"
 #include "trainer/engine/pipeline/p2p_communication.h"
 #include "trainer/engine/pipeline/pipeline_schedule.h"
@@ -77,6 +78,10 @@ class MegatronEngine {
   TrainingCheckpoint checkpoint_at(const std::filesystem::path& root) const;  // of another run
   Offload& offload() const { return *offload_; }
   StepReport optimizer_step();
+  // The vision tower, which is not trained, for images that `config` says how to read; loaded from
+  // the origin when it is first used. The engine outlives it.
+  std::unique_ptr<rollout::VisionEncoder> make_vision_encoder(
+      const rollout::ImageProcessorConfig& config) const;
   // moe/load_max and others of the last step's batch; none for a model without experts.
   const std::map<std::string, double>& balance_metrics() const { return balance_metrics_; }
 

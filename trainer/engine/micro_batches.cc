@@ -133,7 +133,8 @@ std::vector<models::SequencePartition> pack_micro_batches(
     const std::vector<Partition>& parts,
     const models::ParallelState& mesh,
     const std::vector<at::Tensor>& scored,
-    const std::vector<models::SamplingMask>& masks) {
+    const std::vector<models::SamplingMask>& masks,
+    const VisualSequences& visual) {
   std::vector<models::SequencePartition> batches;
   for (const auto& part : parts) {
     const auto chosen = [&](const auto& all) {
@@ -144,6 +145,7 @@ std::vector<models::SequencePartition> pack_micro_batches(
     auto packed = models::pack(chosen(sequences));
     if (!scored.empty()) packed.scored = at::cat(chosen(scored));
     if (!masks.empty()) packed.sampling_mask = concat(chosen(masks));
+    if (!visual.empty()) packed.positions = visual_positions(chosen(visual), chosen(sequences));
     batches.emplace_back(packed, mesh);
   }
   return batches;

@@ -13,6 +13,7 @@
 #include "models/distributed/parallel_state.h"
 #include "models/transformer/packed_sequences.h"
 #include "trainer/engine/seqlen_balancing.h"
+#include "trainer/engine/visual_inputs.h"
 #include "trainer/plan/memory_advice.h"
 
 namespace ferry::trainer {
@@ -47,13 +48,14 @@ models::SamplingMask concat(const std::vector<models::SamplingMask>& masks);
 
 // Each micro-batch as this rank runs it. `sequences`: [tokens] each, int64, on the host. `scored`:
 // [tokens] each, bool, where logits are read; none: everywhere. `masks`: of those, with a row for
-// each token, on the host; none: of the whole vocabulary.
+// each token, on the host; none: of the whole vocabulary. `visual`: their images.
 std::vector<models::SequencePartition> pack_micro_batches(
     const std::vector<at::Tensor>& sequences,
     const std::vector<Partition>& parts,
     const models::ParallelState& mesh,
     const std::vector<at::Tensor>& scored = {},
-    const std::vector<models::SamplingMask>& masks = {});
+    const std::vector<models::SamplingMask>& masks = {},
+    const VisualSequences& visual = {});
 
 // This rank's part of a batch, as its memory is planned.
 BatchShape shape_of(std::span<const models::SequencePartition> batches, std::int64_t cp);

@@ -56,6 +56,8 @@ MegatronEngineOptions engine_options(const SftConfig& config,
 struct SftTrainer::Batch {
   std::vector<models::SequencePartition> parts{};  // micro-batches
   std::vector<at::Tensor> labels{}, weights{};     // of each, this rank's part
+  std::vector<Partition> sequences{};              // of each, into those of this rank
+  VisualSequences visual{};                        // of these
   std::int64_t learned = 0;                        // of all data parallel ranks
   std::vector<std::int64_t> seqlens{};             // of all data parallel ranks
   std::vector<std::int64_t> tokens_of_ranks{};
@@ -70,7 +72,7 @@ SftTrainer::SftTrainer(const SftConfig& config, models::World& world, SftOutput 
       output_(std::move(output)),
       origin_(open_checkpoint(config.model)),
       config_(planned(config, *origin_, world, output_.say)),
-      encoder_(tokenizer_folder(config.model, *origin_), config.data),
+      encoder_(tokenizer_folder(config.model, *origin_), config.data, origin_->map.config),
       stream_(open_records(config.data, config.trainer, /*training=*/true)),
       total_steps_(total_training_steps(config.trainer,
                                         "data.global_batch_size",
@@ -78,6 +80,8 @@ SftTrainer::SftTrainer(const SftConfig& config, models::World& world, SftOutput 
                                         [&] { return count_records(world, stream_, parser()); })),
       engine_(world, engine_options(config_, origin_, total_steps_)),
       mesh_(engine_.mesh()),
+      vision_(encoder_.image_reader() ? engine_.make_vision_encoder(encoder_.image_reader()->config)
+                                      : nullptr),
       gpu_(find_device(models::device_name(world.device()))),
       profiler_(config.global_profiler, config.profiler, world.rank()) {
   require(config.data.global_batch_size % mesh_.shape().dp() == 0, ErrorKind::kUsage,
@@ -120,7 +124,9 @@ SftTrainer::Batch SftTrainer::make_batch(const std::vector<Conversation>& conver
   std::vector<std::int64_t> seqlens;
   Batch batch;
   for (const auto& conversation : shard_of(conversations, mesh_.coordinates().dp, dp)) {
-    examples.push_back(tensors_of(encoder_.encode(conversation)));
+    const auto example = encoder_.encode(conversation);
+    examples.push_back(tensors_of(example));
+    batch.visual.push_back(example.visual);
     tokens.push_back(examples.back().tokens);
     scored.push_back(examples.back().weights.ne(0));
     seqlens.push_back(examples.back().tokens.size(0));
@@ -135,7 +141,8 @@ SftTrainer::Batch SftTrainer::make_batch(const std::vector<Conversation>& conver
   const auto size = config_.micro_batches();
   const auto parts = engine_.micro_batches(
       seqlens, size, size.max_token_len(mesh_.shape().cp(), config_.data.max_length));
-  batch.parts = pack_micro_batches(tokens, parts, mesh_, scored);
+  batch.parts = pack_micro_batches(tokens, parts, mesh_, scored, {}, batch.visual);
+  batch.sequences = parts;
   for (std::size_t i = 0; i < parts.size(); ++i) {
     std::vector<at::Tensor> labels;
     std::vector<at::Tensor> weights;
@@ -161,10 +168,13 @@ double SftTrainer::run_batch(const Batch& batch,
                                             batch.parts[i].scored());
     return {.loss = result.loss, .metrics = {{"loss", result.loss.detach()}}};
   };
-  const auto metrics = forward_backward(engine_.pipeline(forward_only), batch.parts, loss,
-                                        {.forward_only = forward_only,
-                                         .grad_scale = engine_.optimizer().loss_scale(),
-                                         .observe = observe});
+  const auto metrics =
+      forward_backward(engine_.pipeline(forward_only), batch.parts, loss,
+                       {.forward_only = forward_only,
+                        .grad_scale = engine_.optimizer().loss_scale(),
+                        .observe = observe,
+                        .visual = visual_function(vision_.get(), engine_.chunks(), batch.parts,
+                                                  batch.sequences, batch.visual)});
   double mine = 0;
   // Tensor parallel ranks have the same loss.
   if (mesh_.is_last_stage() && mesh_.coordinates().tp == 0) {

@@ -75,6 +75,7 @@ class SftTrainer {
   std::int64_t total_steps_;
   MegatronEngine engine_;
   const models::ParallelState& mesh_;
+  std::unique_ptr<rollout::VisionEncoder> vision_;  // null where no images are read
   std::int64_t step_ = 0;
   NotFiniteSteps not_finite_;
   bool save_has_ended_ = false;  // in the background, on some rank

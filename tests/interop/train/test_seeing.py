@@ -1,12 +1,15 @@
-"""Qwen3-VL trained as a language model: its vision tower goes along as it was."""
+"""Qwen3-VL trained beside transformers and torch's AdamW: as a language model, and on conversations with images. Its vision tower stays as it was."""
+import json
+
 import pytest
 
 import seeing_model
-from ranks import TORCH_PROGRAM
-from sft_run import STEPS, conversations, train, write_rows
+from ranks import TORCH_PROGRAM, finish
+from sft_run import BATCH, STEPS, conversations, settings, start_ranks, train, write_rows
 from support import run_ok
 
 pytestmark = pytest.mark.skipif(not TORCH_PROGRAM.exists(), reason="this build has no models: configure it with -Dtorch_root")
+LEARNED_STEPS, RATE = 3, 2e-3
 
 
 def test_a_trained_model_keeps_its_vision_tower(tmp_path):
@@ -26,3 +29,173 @@ def test_a_trained_model_keeps_its_vision_tower(tmp_path):
     assert changed and not [name for name in changed if "visual" in name]
     run_ok("convert", tmp_path / "run", tmp_path / "relaid", "--to", "megatron", "--pp", 2)
     run_ok("verify", tmp_path / "run", tmp_path / "relaid")
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """A model in fp32, images, and conversations about some of them, others of text alone."""
+    import numpy as np
+    import transformers
+    from PIL import Image
+    folder = tmp_path_factory.mktemp("seeing")
+    (folder / "model").mkdir()
+    seeing_model.write_model(folder / "model", "Qwen3VL")
+    transformers.Qwen3VLForConditionalGeneration.from_pretrained(folder / "model", dtype="float32").save_pretrained(folder / "model")
+    random = np.random.default_rng(3)
+    for i, (height, width) in enumerate([(40, 56), (33, 90), (61, 44), (64, 64), (47, 120)]):
+        Image.fromarray(random.integers(0, 256, (height, width, 3), dtype=np.uint8)).save(folder / f"{i}.png")
+    write_rows(folder / "train.jsonl", rows_of(folder))
+    return folder
+
+
+def rows_of(folder):
+    """Images in parts of a content, at any turn; several of one conversation; and conversations without one."""
+    show = lambda *parts: [{"type": "image", "image": str(folder / f"{p}.png")} if isinstance(p, int) else {"type": "text", "text": p} for p in parts]
+    rows = []
+    for i in range(BATCH * LEARNED_STEPS):
+        turns = [{"role": "user", "content": [show(i % 5, "what is this"), show("what is", i % 3, "and", i % 2, "that"), "what is that",
+                                              show(i % 5, "one")][i % 4]},
+                 {"role": "assistant", "content": "this is one" if i % 2 else "that"}]
+        if i % 4 == 3:
+            turns += [{"role": "user", "content": show("and that", (i + 1) % 5)}, {"role": "assistant", "content": "is in that"}]
+        rows.append({"messages": turns})
+    return rows
+
+
+def theirs(folder, steps, **optimizer):
+    """transformers and torch.optim.AdamW, the tower frozen -> the losses, the first gradients' norm, the model."""
+    import torch
+    import transformers
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "model")
+    processor = transformers.Qwen2VLImageProcessor.from_pretrained(folder / "model")
+    model = transformers.Qwen3VLForConditionalGeneration.from_pretrained(folder / "model", attn_implementation="eager", dtype=torch.float32)
+    model.model.visual.requires_grad_(False)
+    learned = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    decays = [p for p in learned.values() if p.dim() > 1]
+    adam = torch.optim.AdamW([{"params": decays, "weight_decay": 0.1}, {"params": [p for p in learned.values() if p.dim() < 2], "weight_decay": 0.0}],
+                             **{"lr": RATE, "eps": 1e-8} | optimizer)
+
+    def loss_of(messages):
+        files = [part["image"] for message in messages if isinstance(message["content"], list) for part in message["content"] if "image" in part]
+        seen = processor(images=files, return_tensors="pt") if files else {}
+        counts = [int(grid.prod()) // 4 for grid in seen["image_grid_thw"]] if files else []
+        ids, says, said = [], [], ""
+        for i, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            for count, prompt in ((i, True), (i + 1, False)):
+                text = tokenizer.apply_chat_template(messages[:count], tokenize=False, add_generation_prompt=prompt)
+                new, said = text[len(said):], text
+                first, *others = new.split("<|image_pad|>")
+                new = first + "".join("<|image_pad|>" * counts.pop(0) + other for other in others)
+                part = tokenizer(new, add_special_tokens=False).input_ids
+                ids, says = ids + part, says + [not prompt] * len(part)
+        ids, says = torch.tensor(ids), torch.tensor(says)
+        logits = model(ids[None], mm_token_type_ids=(ids == 5).long()[None], **seen).logits[0, :-1]
+        return -(logits.log_softmax(-1).gather(1, ids[1:, None])[:, 0] * says[1:]).sum(), int(says[1:].sum())
+    losses, norm, rows = [], None, rows_of(folder)
+    for step in range(steps):
+        parts = [loss_of(row["messages"]) for row in rows[step * BATCH:(step + 1) * BATCH]]
+        loss = sum(loss for loss, _ in parts) / sum(count for _, count in parts)
+        adam.zero_grad()
+        loss.backward()
+        gradients = {name: p.grad.clone() for name, p in learned.items()} if norm is None else gradients
+        norm = norm or float(torch.nn.utils.clip_grad_norm_(learned.values(), 1.0 if not optimizer else 1e9))
+        if step:
+            torch.nn.utils.clip_grad_norm_(learned.values(), 1.0)
+        adam.step()
+        losses.append(loss.item())
+    return losses, norm, gradients
+
+
+@pytest.fixture(scope="module")
+def expected(world):
+    return theirs(world, LEARNED_STEPS)
+
+
+LONG = {"data.max_length": 400, "data.max_token_len_per_gpu": 800, "optim.lr": RATE}
+TP, PP, CP = (f"engine.{kind}_parallel_size" for kind in ("tensor_model", "pipeline_model", "context"))
+AGAIN = {"engine.recompute_granularity": "full", "engine.recompute_method": "uniform", "engine.recompute_num_layers": 1}
+MESHES = {  # name: (processes, settings); of the four layers the first two take what the tower gives
+    "alone": (1, {}),
+    "bitwise, recomputed": (1, {"engine.alignment": "bitwise", **AGAIN}),
+    "tp2 dp2": (4, {TP: 2}),
+    "pp4, recomputed": (4, {PP: 4, "data.max_token_len_per_gpu": 400, **AGAIN}),
+    "pp2 vpp2": (2, {PP: 2, "engine.virtual_pipeline_model_parallel_size": 2, "data.max_token_len_per_gpu": 400}),
+    "cp2 tp2": (4, {CP: 2, TP: 2}),
+}
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_the_loss_curve_with_images_is_that_of_an_independent_trainer(mesh, world, expected, tmp_path):
+    processes, more = MESHES[mesh]
+    found = train(world, tmp_path, processes, **LONG | more)
+    assert found == pytest.approx(expected[0], rel=2e-4)
+    first = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])["data"]
+    assert first["train/grad_norm"] == pytest.approx(expected[1], rel=1e-4)
+
+
+def test_every_gradient_with_images_is_that_of_transformers(world, tmp_path):
+    import torch
+    from safetensors.torch import load_file
+    # Adam's first step is - lr g / (|g| + eps), of which g follows.
+    train(world, tmp_path / "run", 1, **LONG | {"optim.lr": 1.0, "optim.adam_eps": 1.0, "optim.weight_decay": 0.0, "optim.clip_grad": 0,
+                                                "trainer.total_training_steps": 1, "checkpoint.save_freq": 1, "checkpoint.save_hf": True})
+    _, _, gradients = theirs(world, 1, lr=1.0, eps=1.0)
+    before, after = load_file(world / "model/model.safetensors"), load_file(tmp_path / "run/hf_model/model.safetensors")
+    assert before.keys() == after.keys()
+    largest = max(float(g.abs().max()) for g in gradients.values())
+    assert largest > 1e-2
+    for name, p in before.items():
+        moved = (p.double() - after[name].double())
+        if name not in gradients:
+            assert "visual" in name and not moved.any()
+            continue
+        g = moved / (1 - moved.abs())
+        assert float((g - gradients[name]).abs().max()) < 1e-5 * max(1.0, largest), name
+
+
+def test_images_of_a_column_are_those_of_the_messages(world, tmp_path):
+    """verl's column of images beside "<image>" in texts, as bytes, paths and data: URLs; transformers' parts without a path."""
+    import base64
+    import pyarrow
+    import pyarrow.parquet
+    rows, jsonl = [], []
+    for row in rows_of(world):
+        images, messages, parts = [], [], []
+        for message in row["messages"]:
+            content = message["content"]
+            if isinstance(content, list):
+                images += [part["image"] for part in content if "image" in part]
+                parts.append(message | {"content": [{"type": "image"} if "image" in part else part for part in content]})
+                content = "".join(part.get("text", "<image>") for part in content)
+            else:
+                parts.append(message)
+            messages.append({"role": message["role"], "content": content})
+        as_bytes = [{"bytes": open(path, "rb").read(), "path": None} for path in images]
+        rows.append({"messages": messages, "images": as_bytes or None})
+        urls = ["data:image/png;base64," + base64.b64encode(open(path, "rb").read()).decode() for path in images]
+        jsonl.append({"messages": parts, "images": urls} if images else row)
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "train.parquet")
+    write_rows(tmp_path / "columns.jsonl", jsonl)
+    plain = train(world, tmp_path / "plain", **LONG)
+    assert train(world, tmp_path / "parquet", **LONG | {"data.train_files": [str(tmp_path / "train.parquet")]}) == plain
+    assert train(world, tmp_path / "jsonl", **LONG | {"data.train_files": [str(tmp_path / "columns.jsonl")]}) == plain
+
+
+def test_images_that_do_not_fit_are_named(world, tmp_path):
+    def trouble(rows, **more):
+        write_rows(tmp_path / "bad.jsonl", rows * BATCH)
+        said = finish(start_ranks(1, settings(world, tmp_path / "run", **LONG | {"data.train_files": [str(tmp_path / "bad.jsonl")],
+                                                                                 "data.malformed_rows": "fail"} | more)))[0]
+        assert said[0] == 2
+        return said[1]
+    row = lambda content, **more: {"messages": [{"role": "user", "content": content}, {"role": "assistant", "content": "one"}], **more}
+    image = {"type": "image", "image": str(world / "0.png")}
+    assert "images: there are 2, and the messages have places for 1" in trouble([row("<image> what", images=[str(world / "0.png")] * 2)])
+    assert "the column of images has only 0" in trouble([row([{"type": "image"}])])
+    assert 'a part of type "video" is not read' in trouble([row([{"type": "video", "video": "a.mp4"}])])
+    assert "max_pixels" in trouble([row([image | {"image": {"path": "a.png", "max_pixels": 9}}])])
+    assert "none.png" in trouble([row([image | {"image": str(tmp_path / "none.png")}])])
+    assert "is an address" in trouble([row([image | {"image": "https://example.org/a.png"}])])
+    assert "image 1 has" in trouble([row([image, {"type": "text", "text": "what"}])], **{"data.max_length": 12, "data.truncation": "left"})

@@ -62,7 +62,11 @@ TEST(Conversation, NamesTheColumnThatIsWrong) {
       {R"({"messages": [{"role": "", "content": "a"}]})", "messages[0].role: is empty"},
       {R"({"messages": [{"role": "assistant"}]})", "messages[0].content: is missing"},
       {R"({"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": [{"type": "image"}]}]})",
-       "messages[1].content: is a JSON array, text is expected"},
+       "an image has neither image nor path"},
+      {R"({"messages": [{"role": "user", "content": ["a"]}]})",
+       "messages[0].content: is a JSON string, a part is expected"},
+      {R"({"messages": [{"role": "user", "content": "<image>"}, {"role": "assistant", "content": "b"}], "images": ["a", "b"]})",
+       "images: there are 2, and the messages have places for 1"},
       {R"({"messages": [{"role": "user", "content": "a"}]})", "the assistant says nothing"},
       {R"({"tools": {}, "prompt": "a", "response": "b"})", "tools: is a JSON object"},
   };

@@ -138,8 +138,11 @@ class Run {
         options_.routes ? options_.routes(step.chunk, step.micro_batch) : models::RouterReplay{};
     if (pipeline_.balancing != nullptr && !options_.forward_only)
       routes.balance = pipeline_.balancing->hook(step.micro_batch);
-    auto output = model(step.chunk)
-                      .forward(batches_[step.micro_batch], flight.input, options_.observe, routes);
+    const auto visual =
+        options_.visual ? options_.visual(step.chunk, step.micro_batch) : models::VisualRows{};
+    auto output =
+        model(step.chunk)
+            .forward(batches_[step.micro_batch], flight.input, options_.observe, routes, visual);
     if (target(step) < 0) {
       LossOutput result;
       const auto lose = [&] { result = loss_(model(step.chunk), output, step.micro_batch); };

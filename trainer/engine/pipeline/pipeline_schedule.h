@@ -52,11 +52,16 @@ struct Pipeline {
 using RouteFunction =
     std::function<models::RouterReplay(std::size_t chunk, std::size_t micro_batch)>;
 
+// The rows of images in the same pass.
+using VisualFunction =
+    std::function<models::VisualRows(std::size_t chunk, std::size_t micro_batch)>;
+
 struct ForwardBackwardOptions {
   bool forward_only = false;   // for log-probabilities and values: no graph is made
   double grad_scale = 1;       // of the loss: DistributedOptimizer::loss_scale()
   models::Observer observe{};  // of every forward pass; may be empty
   RouteFunction routes{};      // the same
+  VisualFunction visual{};     // the same
 };
 
 // Called by all ranks of the mesh, with the same number of micro-batches, whose shapes every stage
