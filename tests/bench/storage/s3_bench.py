@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """A conversion from a bucket to a bucket, beside boto3's download, a local conversion and boto3's upload; and inspect over a slow line.
 
-    build/peers/bin/python tests/bench/storage/s3_bench.py --ferry build/cli/ferry --model FOLDER [--shape FOLDER] --folder /dev/shm/s3_bench
+    build/peers/bin/python tests/bench/storage/s3_bench.py [--ferry build/cli/ferry] [--folder build/bench/s3] [--only inspect|convert]
 
---model is a Hugging Face folder that is converted, --shape one (of sparse files) that is inspected through a server that waits 20 ms."""
+The model of 3 GB that is converted (make_checkpoint.py qwen2.5-1.5b), and the one of 642 GB that is inspected through a server that waits 20 ms
+(deepseek-v3-671b, of holes), are made in FOLDER if they are not there; --model and --shape name others. It takes 16 GB of disk."""
 import argparse
 import os
 import shutil
@@ -27,14 +28,26 @@ def main():
     parser.add_argument("--ferry", default="build/cli/ferry")
     parser.add_argument("--model", type=Path)
     parser.add_argument("--shape", type=Path)
-    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--folder", type=Path, default=Path("build/bench/s3"))
+    parser.add_argument("--only", choices=["inspect", "convert"])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tp", default="2")
     arguments = parser.parse_args()
-    if arguments.shape:
+    if arguments.only != "convert":
+        arguments.shape = arguments.shape or made(arguments.folder, "deepseek-v3-671b", "--sparse")
         inspect(arguments)
-    if arguments.model:
+    if arguments.only != "inspect":
+        arguments.model = arguments.model or made(arguments.folder, "qwen2.5-1.5b")
         convert(arguments)
+
+
+def made(folder, shape, *options):
+    path = folder / shape
+    if not path.exists():
+        unfinished = folder / f"{shape}.new"
+        subprocess.run([sys.executable, HERE.parent / "make_checkpoint.py", shape, unfinished, *options], check=True)
+        unfinished.rename(path)
+    return path
 
 
 def own_cpu_seconds():
@@ -54,7 +67,7 @@ def cost_of(command, env):
 
 def convert(arguments):
     import boto3
-    folder = arguments.folder
+    folder = arguments.folder.resolve() / "work"
     shutil.rmtree(folder, ignore_errors=True)
     server = subprocess.Popen([sys.executable, HERE / "file_s3.py", folder / "s3"], stdout=subprocess.PIPE, text=True)
     try:
