@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # a head and a body that are sent apart would wait 40 ms for each other
 
     def log_message(self, *arguments):
         pass

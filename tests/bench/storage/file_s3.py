@@ -19,6 +19,7 @@ UPLOADS = {}  # id -> (name, {number: (md5, path, size)})
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # a head and a body that are sent apart would wait 40 ms for each other
     wbufsize = 0
 
     def log_message(self, *arguments):
