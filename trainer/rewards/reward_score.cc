@@ -8,6 +8,7 @@
 #include "trainer/rewards/gsm8k.h"
 #include "trainer/rewards/math_dapo.h"
 #include "trainer/rewards/math_reward.h"
+#include "trainer/rewards/math_verify.h"
 
 namespace ferry::trainer {
 namespace {
@@ -27,6 +28,8 @@ RewardScore default_compute_score(std::string_view data_source,
   if (data_source == "openai/gsm8k")
     return {.score = gsm8k::compute_score(solution_str, ground_truth)};
   if (is_one_of(kMath)) return {.score = math_reward::compute_score(solution_str, ground_truth)};
+  if (data_source == "math_verify")
+    return {.score = math_verify::compute_score(solution_str, ground_truth)};
   if (is_one_of(kMathDapo) || data_source.starts_with("aime")) {
     const auto result = math_dapo::compute_score(solution_str, ground_truth);
     return {.score = result.score,

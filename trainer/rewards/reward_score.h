@@ -19,7 +19,7 @@ struct RewardScore {
 };
 
 // openai/gsm8k; lighteval/MATH, DigitalLearningGmbH/MATH-lighteval, HuggingFaceH4/MATH-500;
-// math_dapo, math, math_dapo_reasoning, aime*. Throws Error(kUsage) for other data.
+// math_dapo, math, math_dapo_reasoning, aime*; math_verify. Throws Error(kUsage) for other data.
 RewardScore default_compute_score(std::string_view data_source,
                                   std::string_view solution_str,
                                   std::string_view ground_truth);
