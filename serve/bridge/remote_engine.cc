@@ -83,9 +83,9 @@ EngineStats read_stats(const json& list) {
 }  // namespace
 
 // Sends a call and those before it, and takes the answer. Returns a step's outputs.
-json RemoteEngine::ask(json call) {
+json RemoteEngine::ask(const json& call) {
   if (lost_) throw Error(*lost_);
-  calls_.push_back(std::move(call));
+  calls_.push_back(call);
   std::string received;
   try {
     mail_.send(to_cbor(std::exchange(calls_, json::array())), rank_, "the engine's next calls");

@@ -39,7 +39,7 @@ class RemoteEngine : public EngineSteps {
   void end();
 
  private:
-  nlohmann::json ask(nlohmann::json call);
+  nlohmann::json ask(const nlohmann::json& call);
 
   const models::Mailbox& mail_;
   int rank_;
