@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from ppo_run import samples, train, write_world
+from ranks import TORCH_PROGRAM
 from support import FERRY, PEERS
 
 PROBE = subprocess.run([FERRY, "sandbox", "--", "true"], stderr=subprocess.PIPE, text=True)
@@ -101,3 +103,19 @@ def test_rules_score_other_data():
                  {"data_source": "poems", "solution_str": "7", "ground_truth": "7"}, {"solution_str": "x", "ground_truth": "{}"})
     assert [answer.get("score") for answer in said] == [1, 0, None, None]
     assert "no rule scores data_source poems" in said[2]["error"] and "has no tests" in said[3]["error"]
+
+
+LOOK = """import json, subprocess, sys
+for line in sys.stdin:
+    q = json.loads(line)
+    seen = [subprocess.run(words + ["sh", "-c", "cat {0}/train.jsonl {1}/*"], capture_output=True, text=True).stdout for words in ({2!r}, [])]
+    print(json.dumps({{"id": q["id"], "score": 0, "inside": seen[0], "outside": len(seen[1])}}), flush=True)
+"""
+
+
+@pytest.mark.skipif(not TORCH_PROGRAM.exists(), reason="this build has no models: configure it with -Dtorch_root")
+def test_a_run_hides_its_data_and_its_folder_in_sandboxes(work):
+    world = write_world(work / "world")
+    (work / "reward.py").write_text(LOOK.format(world, work / "run", [str(FERRY), "sandbox", "--"]))
+    train(world, work / "run", **{"reward_model.command": f"{sys.executable} {work / 'reward.py'}", "trainer.total_training_steps": 1})
+    assert {(one["inside"], one["outside"] > 0) for one in samples(work / "run", 1)} == {("", True)}
