@@ -3,11 +3,12 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <sys/un.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <string_view>
@@ -44,6 +45,36 @@ void at_path(const std::filesystem::path& path, std::string_view what, const Cal
           ErrorKind::kIo, "{}: {}: {}", path.string(), what, std::strerror(errno));
 }
 
+// Bytes with room for one file.
+struct FileMessage {
+  msghdr header{};
+  iovec bytes{};
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
+
+  void set_bytes(char* data, std::size_t size) {
+    bytes = {.iov_base = data, .iov_len = size};
+    header.msg_iov = &bytes;
+    header.msg_iovlen = 1;
+  }
+  void set_file(int file) {
+    header.msg_control = control.data();
+    header.msg_controllen = control.size();
+    auto* const head = CMSG_FIRSTHDR(&header);
+    head->cmsg_level = SOL_SOCKET;
+    head->cmsg_type = SCM_RIGHTS;
+    head->cmsg_len = CMSG_LEN(sizeof(file));
+    std::memcpy(CMSG_DATA(head), &file, sizeof(file));
+  }
+  distckpt::Descriptor file() {
+    const auto* const head = CMSG_FIRSTHDR(&header);
+    if (head == nullptr || head->cmsg_level != SOL_SOCKET || head->cmsg_type != SCM_RIGHTS)
+      return {};
+    int file = -1;
+    std::memcpy(&file, CMSG_DATA(head), sizeof(file));
+    return distckpt::Descriptor(file);
+  }
+};
+
 }  // namespace
 
 PacketSocket::PacketSocket(distckpt::Descriptor connection) : connection_(std::move(connection)) {}
@@ -56,8 +87,9 @@ PacketSocket PacketSocket::connect(const std::filesystem::path& path) {
   return PacketSocket(std::move(made));
 }
 
-void PacketSocket::send(const nlohmann::json& packet) {
+void PacketSocket::send(const nlohmann::json& packet, distckpt::Descriptor file) {
   const auto bytes = to_cbor(packet);
+  if (file) unsent_files_.emplace_back(num_sent_ + unsent_.size(), std::move(file));
   const std::uint64_t size = bytes.size();
   unsent_.append(reinterpret_cast<const char*>(&size), sizeof(size)).append(bytes);
   exchange(0);
@@ -94,25 +126,55 @@ std::optional<nlohmann::json> PacketSocket::take() {
   return value;
 }
 
+distckpt::Descriptor PacketSocket::take_file() {
+  require(!received_files_.empty(), ErrorKind::kCorrupt, "a packet came without its file");
+  auto file = std::move(received_files_.front());
+  received_files_.pop_front();
+  return file;
+}
+
 void PacketSocket::exchange(int wait_ms) {
   pollfd fd{.fd = connection_.get(),
             .events = static_cast<short>(POLLIN | (unsent_.empty() ? 0 : POLLOUT)),
             .revents = 0};
   if (poll(&fd, 1, wait_ms) <= 0) return;
-  if (!unsent_.empty() && (fd.revents & POLLOUT) != 0) {
-    const auto sent = ::send(connection_.get(), unsent_.data(), unsent_.size(), MSG_NOSIGNAL);
-    if (sent > 0) unsent_.erase(0, static_cast<std::size_t>(sent));
+  if (!unsent_.empty() && (fd.revents & POLLOUT) != 0) send_some();
+  if ((fd.revents & (POLLIN | POLLHUP | POLLERR)) == 0) return;
+  while (receive_some()) {
   }
+}
+
+// A file that is due goes with what is sent now, which ends before the next file is due.
+void PacketSocket::send_some() {
+  FileMessage message;
+  auto next = unsent_files_.begin();
+  if (next != unsent_files_.end() && next->first == num_sent_)
+    message.set_file((next++)->second.get());
+  const auto until =
+      next == unsent_files_.end() ? num_sent_ + unsent_.size() : std::uint64_t{next->first};
+  message.set_bytes(unsent_.data(), static_cast<std::size_t>(until - num_sent_));
+  const auto sent = sendmsg(connection_.get(), &message.header, MSG_NOSIGNAL);
+  if (sent <= 0) return;
+  unsent_files_.erase(unsent_files_.begin(), next);
+  unsent_.erase(0, static_cast<std::size_t>(sent));
+  num_sent_ += static_cast<std::uint64_t>(sent);
+}
+
+// Returns whether there may be more. What comes at once has one file at most.
+bool PacketSocket::receive_some() {
   std::array<char, 65536> bytes{};
-  while ((fd.revents & (POLLIN | POLLHUP | POLLERR)) != 0) {
-    const auto count = recv(connection_.get(), bytes.data(), bytes.size(), 0);
-    if (count > 0) {
-      received_.append(bytes.data(), static_cast<std::size_t>(count));
-      continue;
-    }
+  FileMessage message;
+  message.set_bytes(bytes.data(), bytes.size());
+  message.header.msg_control = message.control.data();
+  message.header.msg_controllen = message.control.size();
+  const auto count = recvmsg(connection_.get(), &message.header, MSG_CMSG_CLOEXEC);
+  if (count <= 0) {
     closed_ = count == 0 || (errno != EAGAIN && errno != EINTR);
-    return;
+    return false;
   }
+  received_.append(bytes.data(), static_cast<std::size_t>(count));
+  if (auto file = message.file()) received_files_.push_back(std::move(file));
+  return true;
 }
 
 PacketListener::PacketListener(std::filesystem::path path)

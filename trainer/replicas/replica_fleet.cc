@@ -40,7 +40,9 @@ ReplicaFleet::ReplicaFleet(const PpoConfig& config, models::GPTModel& model, int
 ReplicaFleet::~ReplicaFleet() = default;
 
 void ReplicaFleet::write(const std::string& event, const nlohmann::ordered_json& more) const {
-  nlohmann::ordered_json line{{"time", wall_time()}, {"step", weights_step_ + 1}, {"event", event}};
+  nlohmann::ordered_json line{{"time", wall_time()}};
+  if (weights_step_) line["step"] = *weights_step_ + 1;
+  line["event"] = event;
   line.update(more);
   journal_.append(line.dump(-1, ' ', false, json::error_handler_t::replace) + "\n");
 }
@@ -104,7 +106,7 @@ std::string ReplicaFleet::listen_to(Replica& replica) {
     return error.what();
   }
   if (replica.socket.is_closed()) return "ended";
-  if (replica.is_loaded && replica.sessions.empty()) return "";
+  if (replica.is_loaded && replica.sessions.empty() && replica.has == replica.sent) return "";
   const std::chrono::seconds limit(replica.is_loaded ? settings.timeout : settings.start_timeout);
   if (Clock::now() - replica.heard <= limit) return "";
   return fmt::format("said nothing for {} s", limit.count());
@@ -129,6 +131,8 @@ void ReplicaFleet::hear(Replica& replica, const json& packet) {
             "computes by another numerical policy than the rank");
     replica.is_loaded = true;
     write("joined", {{"replica", replica.number}, {"pid", replica.pid}});
+  } else if (packet.contains("has weights")) {
+    replica.has = packet["has weights"].get<std::int64_t>();
   } else if (packet.contains("session")) {
     const auto number = packet.at("number").get<std::size_t>();
     require(sessions_ != nullptr && replica.sessions.contains(number), ErrorKind::kCorrupt,
@@ -143,38 +147,21 @@ void ReplicaFleet::hear(Replica& replica, const json& packet) {
   }
 }
 
-std::string ReplicaFleet::give_weights(Replica& replica) {
-  const std::chrono::seconds timeout(config_.rollout.replicas.timeout);
-  try {
-    if (replica.link) {
-      replica.socket.send({{"weights", ""}});
-    } else {
-      const auto file = file_of(folder_, rank_, fmt::format("{}.store", replica.number).c_str());
-      std::filesystem::remove(file);
-      replica.socket.send({{"weights", file.string()}});
-      replica.link = std::make_unique<WeightLink>(file, WeightLink::Side::kGives, model_, timeout);
-    }
-    replica.link->move(config_.rollout.verify_weights);
-  } catch (const std::exception& error) {
-    std::error_code gone;
-    std::filesystem::remove(
-        file_of(folder_, rank_, fmt::format("{}.store", replica.number).c_str()), gone);
-    return fmt::format("took no weights: {}", error.what());
-  }
+// One that still takes others gets them when it has those: it holds no more than two images.
+void ReplicaFleet::give_weights(Replica& replica) {
+  if (!replica.is_loaded || !weights_step_ || replica.sent == weights_step_) return;
+  if (replica.has != replica.sent) return;
+  if (!image_) image_ = std::make_unique<WeightImage>(model_, config_.rollout.verify_weights);
+  replica.socket.send({{"weights", image_->packet()}, {"step", *weights_step_}}, image_->memory());
+  replica.sent = weights_step_;
   replica.heard = Clock::now();
-  return "";
 }
 
 void ReplicaFleet::give_weights(std::int64_t step) {
   weights_step_ = step;
+  image_.reset();
   poll();
-  for (std::size_t i = 0; i < replicas_.size();) {
-    const auto why = replicas_[i]->is_loaded ? give_weights(*replicas_[i]) : "";
-    if (why.empty())
-      ++i;
-    else
-      leave_out(i, why);
-  }
+  for (const auto& replica : replicas_) give_weights(*replica);
 }
 
 void ReplicaFleet::leave_out(std::size_t index, const std::string& why) {
@@ -194,7 +181,6 @@ SessionObserver ReplicaFleet::share(std::vector<Session>& sessions,
   queue_.clear();
   for (std::size_t number = 0; number < sessions.size(); ++number) queue_.push_back(number);
   num_mine_ = num_over_ = 0;
-  for (const auto& replica : replicas_) replica->heard = Clock::now();
   observer.is_over = [this](std::size_t number) {
     --num_mine_;
     ++num_over_;
@@ -205,7 +191,7 @@ SessionObserver ReplicaFleet::share(std::vector<Session>& sessions,
 }
 
 void ReplicaFleet::join_run(Replica& replica) {
-  replica.socket.send({{"run", to_packet(params_)}, {"global_step", weights_step_}});
+  replica.socket.send({{"run", to_packet(params_)}, {"global_step", *weights_step_}});
   replica.runs = true;
 }
 
@@ -234,17 +220,9 @@ std::vector<std::size_t> ReplicaFleet::hand_out() {
 std::optional<std::vector<std::size_t>> ReplicaFleet::next(bool waits) {
   poll();
   for (const auto number : std::exchange(over_, {})) observer_.is_over(number);
-  for (std::size_t i = 0; i < replicas_.size();) {
-    auto& replica = *replicas_[i];
-    std::string why;
-    if (replica.is_loaded && !replica.runs) {
-      if (!replica.link) why = give_weights(replica);  // it has come while others answer
-      if (why.empty()) join_run(replica);
-    }
-    if (why.empty())
-      ++i;
-    else
-      leave_out(i, why);
+  for (const auto& replica : replicas_) {
+    give_weights(*replica);  // to those that have come while others answer
+    if (!replica->runs && replica->has && replica->has == weights_step_) join_run(*replica);
   }
   if (num_over_ == sessions_->size()) {
     auto answered = nlohmann::ordered_json::object();

@@ -1,7 +1,8 @@
 // Processes that answer beside a rank of the rollout, with its weights. They come and go: each is
 // started by the rank, or joins by itself (`ferry train replica`), is given the weights by the rank
-// through a Resharder, and is handed sessions one by one. One that ends, or says nothing for long,
-// is left out: its sessions begin again elsewhere, and the rank starts it again, a few times.
+// (WeightImage), and is handed sessions one by one once it says that it has them. One that ends, or
+// says nothing for long, is left out: its sessions begin again elsewhere, and the rank starts it
+// again, a few times. The rank waits for no replica but for answers to the sessions that it has.
 //
 // A session's tokens are a function of its seed and the weights, in `bitwise` to the byte: who
 // answers changes nothing. RUN/replicas/rank<R>.jsonl has what came about, a line each.
@@ -24,7 +25,7 @@
 #include "trainer/config/ppo_config.h"
 #include "trainer/metrics/append_file.h"
 #include "trainer/replicas/packet_socket.h"
-#include "trainer/replicas/weight_link.h"
+#include "trainer/replicas/weight_image.h"
 #include "trainer/rewards/child_process.h"
 
 namespace ferry::trainer {
@@ -38,7 +39,8 @@ class ReplicaFleet {
   ReplicaFleet(const PpoConfig& config, models::GPTModel& model, int rank);
   ~ReplicaFleet();
 
-  // The model has the weights behind `step`: replicas that are there get them.
+  // The model has the weights behind `step`, until it is told again: replicas that are there get
+  // them, others when they come.
   void give_weights(std::int64_t step);
 
   // For AgentRunner::run(): it and the replicas share the sessions, and those of a replica come
@@ -67,7 +69,8 @@ class ReplicaFleet {
     std::set<std::size_t> sessions{};  // that it has
     std::int64_t num_answered = 0;     // of those that are shared
     std::int64_t pid = 0;
-    std::unique_ptr<WeightLink> link{};  // once it got weights
+    std::optional<std::int64_t> sent{};  // weights, by their step
+    std::optional<std::int64_t> has{};   // what it says
   };
 
   void start(std::size_t slot);
@@ -76,7 +79,7 @@ class ReplicaFleet {
   // Returns why it is to be left out, or nothing.
   std::string listen_to(Replica& replica);
   void hear(Replica& replica, const nlohmann::json& packet);
-  std::string give_weights(Replica& replica);
+  void give_weights(Replica& replica);
   void join_run(Replica& replica);
   void leave_out(std::size_t replica, const std::string& why);
   std::vector<std::size_t> hand_out();
@@ -92,7 +95,8 @@ class ReplicaFleet {
   std::vector<Slot> slots_;
   std::vector<std::unique_ptr<Replica>> replicas_;
   int num_joined_ = 0;
-  std::int64_t weights_step_ = 0;
+  std::optional<std::int64_t> weights_step_{};
+  std::unique_ptr<WeightImage> image_{};  // of these weights, once a replica needs it
   // While sessions are shared:
   std::vector<Session>* sessions_ = nullptr;
   rollout::SamplingParams params_{};

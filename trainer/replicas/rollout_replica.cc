@@ -17,7 +17,7 @@
 #include "trainer/replicas/packet_socket.h"
 #include "trainer/replicas/rollout_engine.h"
 #include "trainer/replicas/session_packet.h"
-#include "trainer/replicas/weight_link.h"
+#include "trainer/replicas/weight_image.h"
 
 namespace ferry::trainer {
 namespace {
@@ -89,15 +89,12 @@ void serve_rank(PacketSocket& socket) {
   const PromptEncoder encoder(tokenizer_folder(config.model, *origin), config.data, tools.schemas);
   const models::ParallelState mesh(world, config.rollout_parallel(), "replica");
   const auto rollout = make_rollout(world, mesh, config, *origin, encoder, tools, nullptr);
-  std::unique_ptr<WeightLink> link;
   socket.send({{"loaded", models::numerics_policy(*rollout.model).digest()}});
   while (const auto packet = next_packet(socket)) {
     if (packet->contains("weights")) {
-      if (!link)
-        link = std::make_unique<WeightLink>(packet->at("weights").get<std::string>(),
-                                            WeightLink::Side::kTakes, *rollout.model, timeout);
-      link->move(config.rollout.verify_weights);
+      read_weights(packet->at("weights"), socket.take_file(), *rollout.model);
       rollout.engine->reset_prefix_cache();
+      socket.send({{"has weights", packet->at("step")}});
     } else if (packet->contains("run")) {
       ReplicaRun(socket, timeout / 4).run(*rollout.agents, *packet);
     }
