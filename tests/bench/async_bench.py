@@ -6,7 +6,7 @@
 
 The model's layers cost what layers cost and add nothing: its embeddings and head make each answer a walk through stages of a length class that the
 prompt names, so that lengths are log-normal (sigma 1, Erlang of 8 stages about each of 32 quantiles). Nothing is learned (a rate of 1e-30). Prints, for
-each mode, tokens per second of steps behind the first three, and the shares of their time in which trainer and rollout idled.
+each mode, tokens per second of steps behind the first three, and the shares of their time in which trainer and rollout idled; then a table of the best.
 """
 import argparse
 import json
@@ -148,9 +148,10 @@ def main():
                   f"answers {one['gen']:.2f} s, the rest of a step {one['learn']:.2f} s; lengths {one['mean']:.0f}, at most {one['max']:.0f}", flush=True)
             if mode not in best or one["rate"] > best[mode]["rate"]:
                 best[mode] = one
+    print("\n| | tokens/s | of the synchronous run | trainer idle | rollout idle |\n|---|---:|---:|---:|---:|")
     for mode, one in best.items():
-        ratio = f", {one['rate'] / best['synchronous']['rate']:.2f} x" if "synchronous" in best else ""
-        print(f"best: {mode:12} {one['rate']:7.0f} tokens/s{ratio}; idle: trainer {one['trainer']:.0%}, rollout {one['rollout']:.0%}")
+        ratio = f"{one['rate'] / best['synchronous']['rate']:.2f} x" if "synchronous" in best else ""
+        print(f"| {mode} | {one['rate']:.0f} | {ratio} | {one['trainer']:.0%} | {one['rollout']:.0%} |")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@
 
 #include "distckpt/base/error.h"
 #include "distckpt/storage/file_io.h"
+#include "distckpt/storage/filenames.h"
 
 namespace ferry::trainer {
 namespace {
@@ -58,14 +59,22 @@ std::optional<LoggedSample> sample_of(json line) {
   return sample;
 }
 
+// A file of a step that a process which was killed has begun: "7.jsonl.15e396a1f1ca42eb.ferry-tmp".
+bool is_unfinished(const fs::path& path) {
+  return path.extension() == distckpt::kTemporarySuffix && step_of(path.stem().stem());
+}
+
 }  // namespace
 
 void forget_steps(const fs::path& folder, std::int64_t first_step) {
   std::error_code error;
   fs::create_directories(folder, error);
   require(!error, ErrorKind::kIo, "{}: cannot be created: {}", folder.string(), error.message());
-  for (const auto& [step, path] : sample_files(folder)) {
-    if (step < first_step) continue;
+  std::vector<fs::path> forgotten;
+  for (const auto& entry : fs::directory_iterator(folder))
+    if (is_unfinished(entry.path()) || step_of(entry.path()).value_or(-1) >= first_step)
+      forgotten.push_back(entry.path());
+  for (const auto& path : forgotten) {
     fs::remove(path, error);
     require(!error, ErrorKind::kIo, "{}: cannot be removed: {}", path.string(), error.message());
   }

@@ -40,8 +40,8 @@ class SampleLog {
   std::filesystem::path folder_;
 };
 
-// Creates the folder unless it is there, and removes its files of that step and after. Throws
-// Error(kIo).
+// Creates the folder unless it is there, and removes its files of that step and after, and those
+// that a process which was killed left unfinished. Throws Error(kIo).
 void forget_steps(const std::filesystem::path& folder, std::int64_t first_step);
 
 // The files of a folder by their steps; none if there is no such folder.

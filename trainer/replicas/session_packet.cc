@@ -31,7 +31,8 @@ json to_packet(const Session& session) {
     routes[i] = std::to_integer<std::uint8_t>(session.routed_experts[i]);
   return {{"seed", session.seed},
           {"loop", session.loop},
-          {"messages", session.messages.dump()},  // whose members keep their order
+          // Members keep their order, and texts may hold any bytes.
+          {"messages", json::binary(Messages::to_cbor(session.messages))},
           {"task", session.task},
           {"prompt", session.prompt},
           {"response", std::move(response)},
@@ -53,7 +54,7 @@ Session session_of(const json& packet) {
   Session session;
   packet.at("seed").get_to(session.seed);
   packet.at("loop").get_to(session.loop);
-  session.messages = Messages::parse(packet.at("messages").get<std::string>());
+  session.messages = Messages::from_cbor(packet.at("messages").get_binary());
   session.task = packet.at("task");
   packet.at("prompt").get_to(session.prompt);
   for (const auto& token : packet.at("response")) from_json(token, session.response.emplace_back());

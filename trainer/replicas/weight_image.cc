@@ -43,7 +43,8 @@ std::vector<NamedTensor> tensors_of(const models::GPTModel& model) {
     std::string name;
     for (const auto at : leaf.parameters)
       name += (name.empty() ? "" : ", ") + parameters.all()[at].spec.key;
-    name += fmt::format(" {} [{}]", at::toString(value.scalar_type()), fmt::join(value.sizes(), ", "));
+    name +=
+        fmt::format(" {} [{}]", at::toString(value.scalar_type()), fmt::join(value.sizes(), ", "));
     all.push_back({std::move(name), value});
   }
   return all;
@@ -97,11 +98,11 @@ void read_weights(const json& packet,
     const auto bytes = bytes_of(value);
     image.read_at(offset, bytes);
     offset += static_cast<std::int64_t>(bytes.size());
-    require(digests.empty() || digests.at(i) == to_string(distckpt::digest_block(bytes)), ErrorKind::kCorrupt,
-            "{}: the digests of what was sent and of what came differ", name);
+    require(digests.empty() || digests.at(i) == to_string(distckpt::digest_block(bytes)),
+            ErrorKind::kCorrupt, "{}: the digests of what was sent and of what came differ", name);
   }
-  require(offset == image.size(), ErrorKind::kCorrupt, "weights of {} bytes, where the model has {}",
-          image.size(), offset);
+  require(offset == image.size(), ErrorKind::kCorrupt,
+          "weights of {} bytes, where the model has {}", image.size(), offset);
 }
 
 }  // namespace ferry::trainer

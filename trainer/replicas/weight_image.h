@@ -15,7 +15,7 @@ class WeightImage {
   // Copies the weights. `digests`: also notes the digest of each tensor. Throws Error(kIo).
   WeightImage(const models::GPTModel& model, bool digests);
 
-  // What another process needs to read it.
+  // The description that another process needs to read it.
   const nlohmann::json& packet() const { return packet_; }
   // Throws Error(kIo).
   distckpt::Descriptor memory() const;

@@ -70,6 +70,15 @@ TEST(SampleLog, ForgetsStepsThatARunDoesAgain) {
   EXPECT_TRUE(std::filesystem::exists(dir / "-12.jsonl"));
 }
 
+TEST(SampleLog, ForgetsWhatAKilledRunLeftUnfinished) {
+  const support::TempDir dir;
+  for (const auto* name : {"3.jsonl.15e396a1f1ca42eb.ferry-tmp", "notes.jsonl.1.ferry-tmp"})
+    distckpt::write_text(dir / name, "");
+  const SampleLog log(dir.path(), 7);
+  EXPECT_FALSE(std::filesystem::exists(dir / "3.jsonl.15e396a1f1ca42eb.ferry-tmp"));
+  EXPECT_TRUE(std::filesystem::exists(dir / "notes.jsonl.1.ferry-tmp"));
+}
+
 TEST(SampleLog, OfNoFolderIsEmpty) {
   const support::TempDir dir;
   EXPECT_TRUE(sample_files(dir / "none").empty());

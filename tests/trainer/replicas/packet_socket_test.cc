@@ -83,7 +83,8 @@ json passed(PacketSocket& from, PacketSocket& to) {
 
 TEST(PacketSocket, BringsPacketsInTheirOrder) {
   auto [here, there] = make_pair();
-  const json first{{"x", {1, -2.5, "\xff bytes"}}, {"inf", -std::numeric_limits<double>::infinity()}};
+  const json first{{"x", {1, -2.5, "\xff bytes"}},
+                   {"inf", -std::numeric_limits<double>::infinity()}};
   here.send(first);
   here.send(json("second"));
   EXPECT_EQ(there.receive(kLong), first);
@@ -141,13 +142,15 @@ TEST(PacketSocket, NoticesAnEndInTheMidstOfAPacket) {
 TEST(PacketSocket, RefusesBytesThatAreNoPacket) {
   auto [here, there] = make_raw_pair();
   write_raw(there, size_of(2) + "\xff\xff");
-  EXPECT_TRUE(support::fails(ErrorKind::kCorrupt, {"a packet of 2 bytes is no CBOR"}, [&] { (void)here.receive(kLong); }));
+  EXPECT_TRUE(support::fails(ErrorKind::kCorrupt, {"a packet of 2 bytes is no CBOR"},
+                             [&] { (void)here.receive(kLong); }));
 }
 
 TEST(PacketSocket, RefusesASizeThatNoPacketHas) {
   auto [here, there] = make_raw_pair();
   write_raw(there, "GET / HTTP/1.1\r\n\r\n");
-  EXPECT_TRUE(support::fails(ErrorKind::kCorrupt, {"a packet of"}, [&] { (void)here.receive(kLong); }));
+  EXPECT_TRUE(
+      support::fails(ErrorKind::kCorrupt, {"a packet of"}, [&] { (void)here.receive(kLong); }));
 }
 
 TEST(PacketSocket, BringsFilesWithTheirPackets) {
@@ -162,7 +165,8 @@ TEST(PacketSocket, BringsFilesWithTheirPackets) {
   EXPECT_EQ(passed(here, there).get<std::string>().size(), std::size_t{1} << 20);
   EXPECT_EQ(text_of(there.take_file()), "of b");
   EXPECT_EQ(passed(here, there), json("end"));
-  EXPECT_TRUE(support::fails(ErrorKind::kCorrupt, {"without its file"}, [&] { (void)there.take_file(); }));
+  EXPECT_TRUE(
+      support::fails(ErrorKind::kCorrupt, {"without its file"}, [&] { (void)there.take_file(); }));
 }
 
 TEST(PacketListener, TakesOneAfterTheOther) {
@@ -187,7 +191,8 @@ TEST(PacketListener, IsForItsUserAloneAndGoesInTheEnd) {
     EXPECT_EQ(std::filesystem::status(path).permissions(), std::filesystem::perms::owner_all);
   }
   EXPECT_FALSE(std::filesystem::exists(path));
-  EXPECT_TRUE(support::fails(ErrorKind::kIo, {"socket: connect: No such file"}, [&] { (void)PacketSocket::connect(path); }));
+  EXPECT_TRUE(support::fails(ErrorKind::kIo, {"socket: connect: No such file"},
+                             [&] { (void)PacketSocket::connect(path); }));
 }
 
 TEST(PacketListener, TakesThePlaceOfOneThatWasKilled) {
@@ -201,7 +206,8 @@ TEST(PacketListener, TakesThePlaceOfOneThatWasKilled) {
 
 TEST(PacketListener, RefusesANameThatIsTooLong) {
   const support::TempDir folder;
-  EXPECT_TRUE(support::fails(ErrorKind::kIo, {"the name is too long"}, [&] { (void)PacketListener(folder.path() / std::string(100, 'x')); }));
+  EXPECT_TRUE(support::fails(ErrorKind::kIo, {"the name is too long"},
+                             [&] { (void)PacketListener(folder.path() / std::string(100, 'x')); }));
 }
 
 }  // namespace packet_socket_test

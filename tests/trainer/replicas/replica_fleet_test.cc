@@ -91,7 +91,7 @@ class ReplicaFleetTest : public testing::Test {
     observer_ = fleet_->share(sessions_, {.top_k = 5}, observer);
   }
 
-  // What the fleet does before a step of the rank's engine; keeps the sessions that the rank is
+  // Does what comes before a step of the rank's engine; keeps the sessions that the rank is
   // given.
   void step() {
     if (!observer_.next || done_) return;
@@ -301,11 +301,11 @@ TEST_F(ReplicaFleetTest, LeavesOutOneThatTakesAPlaceWhichWaitsForNobody) {
   EXPECT_EQ(why_left_out(), "joins as slot 0, which waits for nobody");
 }
 
-// Before the rank has weights nobody knows the step.
-TEST_F(ReplicaFleetTest, NotesTheStepOnceItKnowsIt) {
-  auto replica = joined();
+TEST_F(ReplicaFleetTest, NotesTheStepThatTheWeightsAreFor) {
+  auto replica = PacketSocket::connect(folder_.path() / "replicas/rank3.sock");
+  replica.send({{"joins", nullptr}, {"pid", 1}});
+  replica.send({{"loaded", models::numerics_policy(*model_).digest()}});
   fleet_->give_weights(41);
-  (void)replica.receive(kLong);
   EXPECT_EQ(events("joined").at(0).at("step"), 42);
 }
 

@@ -24,6 +24,7 @@ Session a_session() {
   Session session{.seed = 0xfedcba9876543210U, .loop = AgentLoopKind::kEnv};
   session.messages = Messages::parse(
       R"([{"role": "user", "content": "zwölf", "b": 1, "a": 2}])");  // members out of their order
+  session.messages.push_back({{"role", "assistant"}, {"content", "\xff\xc3"}});  // half a letter
   session.task = {{"ground_truth", "12"}, {"extra_info", {{"index", 3}}}};
   session.prompt = {1, 2, 1LL << 40};
   rollout::TokenOutput drawn{.token_id = 17};
@@ -53,12 +54,14 @@ TEST(SessionPacket, BringsASessionWithEveryBit) {
   EXPECT_EQ(to_cbor(to_packet(back)), to_cbor(to_packet(session)));
   EXPECT_EQ(back.seed, session.seed);
   EXPECT_EQ(back.loop, AgentLoopKind::kEnv);
-  EXPECT_EQ(back.messages.dump(), session.messages.dump());
+  EXPECT_EQ(back.messages, session.messages);
+  EXPECT_EQ(back.messages[0].dump(), session.messages[0].dump());
   EXPECT_EQ(back.task, session.task);
   EXPECT_EQ(back.prompt, session.prompt);
   ASSERT_EQ(back.response.size(), 2U);
-  for (const auto number : {&rollout::TokenOutput::logprob, &rollout::TokenOutput::processed_logprob,
-                            &rollout::TokenOutput::entropy})
+  for (const auto number :
+       {&rollout::TokenOutput::logprob, &rollout::TokenOutput::processed_logprob,
+        &rollout::TokenOutput::entropy})
     EXPECT_EQ(std::bit_cast<std::uint32_t>(back.response[0].*number),
               std::bit_cast<std::uint32_t>(session.response[0].*number));
   EXPECT_EQ(back.response[0].sampling_mask, session.response[0].sampling_mask);
@@ -93,7 +96,8 @@ TEST(SessionPacket, NeedsEveryMember) {
 
 TEST(SessionPacket, NeedsMembersOfTheirKind) {
   const auto whole = to_packet(a_session());
-  for (const auto* name : {"seed", "prompt", "response", "response_mask", "turn_scores", "is_over"}) {
+  for (const auto* name :
+       {"seed", "prompt", "response", "response_mask", "turn_scores", "is_over"}) {
     auto other = whole;
     other[name] = "text";
     EXPECT_THROW((void)session_of(other), json::exception) << name;
