@@ -25,8 +25,11 @@ models::KeyValueShape shape_of(const GPTModel& model) {
 }  // namespace
 
 std::int64_t KVCache::bytes_per_block(const GPTModel& model) {
-  return kBlockSize * models::key_value_bytes(model.config(), model.mesh().shape().tp(),
-                                              model.options().layout());
+  const auto& config = model.config();
+  const auto of_token =
+      models::key_value_bytes(config, model.mesh().shape().tp(), model.options().layout());
+  return kBlockSize * of_token / config.num_key_value_layers() *
+         kv_cache_groups(config).layers_per_block;
 }
 
 std::int64_t KVCache::bytes_per_slot(const GPTModel& model) {
@@ -35,7 +38,10 @@ std::int64_t KVCache::bytes_per_slot(const GPTModel& model) {
 }
 
 KVCache::KVCache(const GPTModel& model, std::int64_t num_blocks, std::int64_t num_slots)
-    : model_(model), num_blocks_(num_blocks), num_slots_(num_slots) {
+    : model_(model),
+      groups_(kv_cache_groups(model.config())),
+      num_blocks_(num_blocks),
+      num_slots_(num_slots) {
   allocate();
 }
 
@@ -66,15 +72,18 @@ void KVCache::allocate() {
         .decay = slots({linear.rows, linear.heads}, in_fp32),
         .beta = slots({linear.rows, linear.heads}, options)};
   };
+  // Slot -1 is in the last block.
+  const auto blocks = num_blocks_ + (groups_.has_windows() ? 2 : 1);
   try {
     for (std::int64_t layer = 0; layer < config.num_layers; ++layer) {
       const bool is_linear = config.is_linear_attention_layer(layer);
       const auto make = [&](std::int64_t channels) {
-        return at::zeros({is_linear ? 0 : num_blocks_ + 1, kBlockSize, shape.groups, channels},
-                         options);
+        return at::zeros({is_linear ? 0 : blocks, kBlockSize, shape.groups, channels}, options);
       };
-      keys_.push_back(make(shape.dim));
-      values_.push_back(make(shape.value_dim));
+      if (place_of(layer).index == std::ssize(keys_)) {
+        keys_.push_back(make(shape.dim));
+        values_.push_back(make(shape.value_dim));
+      }
       states_.push_back(is_linear ? make_states() : models::LinearStates{});
     }
   } catch (const c10::Error&) {
@@ -90,7 +99,9 @@ void KVCache::allocate() {
 
 std::vector<std::pair<at::Tensor, at::Tensor>> KVCache::layers() const {
   std::vector<std::pair<at::Tensor, at::Tensor>> both;
-  for (std::size_t i = 0; i < keys_.size(); ++i) both.emplace_back(keys_[i], values_[i]);
+  if (keys_.empty()) return both;  // released
+  for (std::int64_t layer = 0; layer < std::ssize(groups_.places); ++layer)
+    both.emplace_back(key(layer), value(layer));
   return both;
 }
 

@@ -1,16 +1,19 @@
-// The memory of keys and values: blocks of tokens, with the same block numbers in every layer; and
-// of the states of sequences in layers with linear attention, which have no keys: a slot for each
-// sequence that runs.
+// The memory of keys and values: blocks of tokens, with the same block numbers in every layer of a
+// group (KVCacheGroups), and the same memory for layers of other groups; and of the states of
+// sequences in layers with linear attention, which have no keys: a slot for each sequence that
+// runs.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <utility>
 #include <vector>
 
 #include "distckpt/base/integers.h"
 #include "models/gpt_model.h"
+#include "rollout/schedule/kv_cache_groups.h"
 
 namespace ferry::rollout {
 
@@ -27,12 +30,13 @@ class KVCache {
   static std::int64_t blocks_of(std::int64_t tokens) {
     return distckpt::ceil_div(tokens, kBlockSize);
   }
-  // Bytes of a block in all layers, on this rank.
+  // Bytes of a block in all layers of a group, on this rank.
   static std::int64_t bytes_per_block(const models::GPTModel& model);
   // Bytes of a slot in all layers; 0 in models without linear attention.
   static std::int64_t bytes_per_slot(const models::GPTModel& model);
 
-  // Allocates one block more than `num_blocks`, for rows that nobody reads, and one slot more than
+  // Allocates one block more than `num_blocks`, for rows that nobody reads, another one of zeros
+  // where layers have sliding windows, for keys that nobody sees, and one slot more than
   // `num_slots` if the model has linear attention, slot `num_slots` for the same. The model
   // outlives this. Throws Error(kDevice) if there is no memory.
   KVCache(const models::GPTModel& model, std::int64_t num_blocks, std::int64_t num_slots = 1);
@@ -42,11 +46,17 @@ class KVCache {
   void allocate();
 
   std::int64_t num_blocks() const { return num_blocks_; }
+  // The entry of a table for Sequence::kNoBlock.
+  std::int32_t unseen_block() const { return static_cast<std::int32_t>(num_blocks_); }
+  const KVCacheGroups& groups() const { return groups_; }
+  std::size_t group_of(std::int64_t layer) const {
+    return static_cast<std::size_t>(place_of(layer).group);
+  }
   const at::Tensor& key(std::int64_t layer) const {
-    return at(keys_, layer);
+    return keys_[static_cast<std::size_t>(place_of(layer).index)];
   }  // [blocks, block_size, groups, dim]
   const at::Tensor& value(std::int64_t layer) const {
-    return at(values_, layer);
+    return values_[static_cast<std::size_t>(place_of(layer).index)];
   }  // [blocks, block_size, groups, value_dim]
 
   const models::LinearStates& states(std::int64_t layer) const {
@@ -66,14 +76,16 @@ class KVCache {
   void copy(std::int64_t layer, const at::Tensor& slots);
 
  private:
-  static const at::Tensor& at(const std::vector<at::Tensor>& of_layers, std::int64_t layer) {
-    return of_layers[static_cast<std::size_t>(layer)];
+  const KVCacheGroups::Place& place_of(std::int64_t layer) const {
+    return groups_.places[static_cast<std::size_t>(layer)];
   }
 
   const models::GPTModel& model_;
+  KVCacheGroups groups_;
   std::int64_t num_blocks_, num_slots_;
-  std::vector<at::Tensor> keys_, values_;     // of each layer; empty ones of linear attention
-  std::vector<models::LinearStates> states_;  // the same, the other way round
+  // The tensors of each layer of a group; empty ones of linear attention.
+  std::vector<at::Tensor> keys_, values_;
+  std::vector<models::LinearStates> states_;  // of each layer; empty ones of other attention
 };
 
 }  // namespace ferry::rollout

@@ -68,6 +68,13 @@ std::int64_t state_slots(const EngineOptions& options, const GPTModel& model) {
   return model.config().has_linear_attention() ? options.max_num_seqs : 0;
 }
 
+// Routes are kept in the blocks of the first group, for as long as their sequence.
+std::vector<Window> windows_of(const EngineOptions& options, const GPTModel& model) {
+  auto windows = kv_cache_groups(model.config()).windows;
+  if (options.enable_return_routed_experts) windows.front() = std::nullopt;
+  return windows;
+}
+
 // The number of blocks that every rank has memory for: the least of all.
 std::int64_t blocks_for(const EngineOptions& options, const GPTModel& model) {
   if (options.num_blocks > 0) return options.num_blocks;
@@ -82,7 +89,9 @@ std::int64_t blocks_for(const EngineOptions& options, const GPTModel& model) {
       -mesh.tp()
            .all_reduce_max(at::scalar_tensor(-mine, at::kLong).to(mesh.world().device()))
            .item<std::int64_t>();
-  const auto useful = options.max_num_seqs * KVCache::blocks_of(options.max_model_len);
+  const auto useful =
+      options.max_num_seqs * most_blocks(windows_of(options, model), options.max_model_len,
+                                         options.max_num_batched_tokens, KVCache::kBlockSize);
   if (least <= 0)
     throw models::OutOfMemory(
         ErrorKind::kDevice,
@@ -113,7 +122,8 @@ LLMEngine::LLMEngine(GPTModel& model, EngineOptions options)
       blocks_(cache_.num_blocks(),
               KVCache::kBlockSize,
               options_.enable_prefix_caching,
-              state_slots(options_, model)),
+              state_slots(options_, model),
+              windows_of(options_, model)),
       scheduler_({.max_num_seqs = options_.max_num_seqs,
                   .max_num_batched_tokens = options_.max_num_batched_tokens,
                   .enable_chunked_prefill = options_.enable_chunked_prefill},
@@ -190,9 +200,12 @@ void LLMEngine::check(const std::vector<std::int64_t>& prompt, const SamplingPar
   }
   // The last token's keys are never computed.
   const auto most = std::min(tokens + params.max_tokens, options_.max_model_len) - 1;
-  require(blocks_.blocks_of(most) <= blocks_.num_blocks(), ErrorKind::kUsage,
+  const auto& windows = blocks_.windows();
+  require(most_blocks(windows, most, options_.max_num_batched_tokens, blocks_.block_size()) <=
+              blocks_.num_blocks(),
+          ErrorKind::kUsage,
           "a prompt of {} tokens and {} more can never fit the KV cache, of {} tokens", tokens,
-          params.max_tokens, blocks_.num_blocks() * blocks_.block_size());
+          params.max_tokens, blocks_.num_blocks() / std::ssize(windows) * blocks_.block_size());
 }
 
 // Collects the step in flight, whose outputs the next step() returns.
@@ -310,7 +323,7 @@ std::vector<RequestOutput> LLMEngine::collect(StepInFlight step, StepInFlight* n
   ModelRunner::collect(step);
   if (routed_experts_) {
     routed_experts_->store(step.slots, step.routed_experts);
-    routed_experts_->copy(step.copied_slots);
+    routed_experts_->copy(step.copied_slots.front());
   }
   std::map<std::uint64_t, RequestOutput> of_requests;
   for (auto& drawn : step.drawn) {

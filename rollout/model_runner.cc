@@ -36,16 +36,19 @@ void add_masks(std::vector<DrawnToken>& drawn, const models::SamplingMask& mask)
     drawn[i].token.sampling_mask.assign(ids + mask.offsets[i], ids + mask.offsets[i + 1]);
 }
 
-// The slots of the ends of prompts that beginning sequences copy.
-std::vector<CopiedSlot> slots_to_copy(std::span<const ScheduledSequence> scheduled) {
-  std::vector<CopiedSlot> slots;
+// The slots of the ends of prompts that beginning sequences copy, in each group.
+std::vector<std::vector<CopiedSlot>> slots_to_copy(std::span<const ScheduledSequence> scheduled,
+                                                   std::size_t num_groups) {
+  std::vector<std::vector<CopiedSlot>> slots(num_groups);
   for (const auto& [sequence, num_new_tokens] : scheduled) {
-    if (sequence->copied_from < 0) continue;
-    const auto last = sequence->num_computed_tokens / KVCache::kBlockSize;
-    const auto to = sequence->block_table[static_cast<std::size_t>(last)];
-    for (std::int64_t i = 0; i < sequence->num_computed_tokens % KVCache::kBlockSize; ++i)
-      slots.push_back({.from = sequence->copied_from * KVCache::kBlockSize + i,
-                       .to = to * KVCache::kBlockSize + i});
+    const auto last = static_cast<std::size_t>(sequence->num_computed_tokens / KVCache::kBlockSize);
+    for (std::size_t group = 0; group < sequence->copied_from.size(); ++group) {
+      const auto from = sequence->copied_from[group];
+      const auto to = sequence->block_tables[group][last];
+      for (std::int64_t i = 0; i < sequence->num_computed_tokens % KVCache::kBlockSize; ++i)
+        slots[group].push_back(
+            {.from = from * KVCache::kBlockSize + i, .to = to * KVCache::kBlockSize + i});
+    }
   }
   return slots;
 }
@@ -77,7 +80,9 @@ DrawnNumbers pinned_numbers(std::int64_t rows) {
 constexpr std::int64_t kAxes = 3;
 
 // Bytes of the inputs of the largest step.
-std::int64_t input_bytes(const RunnerLimits& limits, std::int64_t rows_multiple) {
+std::int64_t input_bytes(const RunnerLimits& limits,
+                         std::int64_t rows_multiple,
+                         std::int64_t groups) {
   const auto sequences =
       distckpt::round_up(DecodeGraphs::bucket_of(limits.max_num_seqs), rows_multiple);
   const auto rows = std::max(limits.max_num_batched_tokens, sequences) + rows_multiple;
@@ -85,9 +90,9 @@ std::int64_t input_bytes(const RunnerLimits& limits, std::int64_t rows_multiple)
   constexpr std::int64_t kLong = sizeof(std::int64_t);
   std::int64_t bytes = 0;
   for (const auto array :
-       {kLong * rows, kAxes * kLong * rows, kLong * rows, kInt * sequences,
-        kInt * sequences * KVCache::blocks_of(limits.max_model_len),
-        2 * kLong * KVCache::kBlockSize * sequences, kLong * sequences, kLong * sequences,
+       {kLong * rows, kAxes * kLong * rows, groups * kLong * rows, kInt * sequences,
+        groups * kInt * sequences * KVCache::blocks_of(limits.max_model_len),
+        groups * 2 * kLong * KVCache::kBlockSize * sequences, kLong * sequences, kLong * sequences,
         kLong * sequences, std::int64_t{sizeof(DrawRow)} * sequences})
     bytes += StepInputs::bytes_of(array);
   return bytes;
@@ -132,7 +137,9 @@ ModelRunner::ModelRunner(const models::GPTModel& model, RunnerLimits limits)
     : model_(model),
       rows_multiple_(multiple_of_rows(model, limits)),
       max_blocks_(KVCache::blocks_of(limits.max_model_len)),
-      inputs_(input_bytes(limits, rows_multiple_), model.mesh().world().device()),
+      num_groups_(kv_cache_groups(model.config()).windows.size()),
+      inputs_(input_bytes(limits, rows_multiple_, static_cast<std::int64_t>(num_groups_)),
+              model.mesh().world().device()),
       captures_graphs_(!limits.enforce_eager && can_capture(model)),
       enable_return_routed_experts_(limits.enable_return_routed_experts),
       max_num_seqs_(limits.max_num_seqs),
@@ -151,19 +158,20 @@ StepInFlight ModelRunner::launch(std::span<const ScheduledSequence> scheduled,
                                  KVCache& cache,
                                  const StepInFlight* before) {
   const at::NoGradGuard no_grad;
-  StepInFlight step{.copied_slots = slots_to_copy(scheduled)};
+  StepInFlight step{.copied_slots = slots_to_copy(scheduled, num_groups_)};
+  const bool copies = !step.copied_slots.front().empty();
+  unseen_block_ = cache.unseen_block();
   const auto sampling = begin_draws(scheduled, step);
   auto draws = draws_of(sampling, model_.config().vocab_size);
   auto plan = plan_rows(scheduled);
-  plan.captured = plan.captured && step.copied_slots.empty();
+  plan.captured = plan.captured && !copies;
   if (shares_experts(model_)) agree(plan);
   write_inputs(scheduled, step, draws, plan);
   require(before != nullptr || std::ranges::none_of(scheduled, takes_unknown), ErrorKind::kBug,
           "a token of no step is not known");
   inputs_.upload(before != nullptr ? before->tokens : at::Tensor());
   const auto [hidden, routes] =
-      plan.captured ? replay(plan, cache)
-                    : forward(make_step(scheduled, plan, !step.copied_slots.empty()), cache);
+      plan.captured ? replay(plan, cache) : forward(make_step(scheduled, plan, copies), cache);
   draw(sampling, draws, hidden, step);
   if (routes.defined()) keep_routes(scheduled, routes, step);
   if (hidden.is_cuda()) {
@@ -267,16 +275,20 @@ void ModelRunner::write_inputs(std::span<const ScheduledSequence> scheduled,
   tokens_ = inputs_.add({rows}, at::kLong);
   positions_ =
       sees_images_ ? inputs_.add({kAxes, rows}, at::kLong) : inputs_.add({rows}, at::kLong);
-  slots_ = inputs_.add({rows}, at::kLong);
+  const auto groups = static_cast<std::int64_t>(num_groups_);
+  slots_ = inputs_.add({groups, rows}, at::kLong);
   lengths_ = inputs_.add({sequences}, at::kInt);
-  block_tables_ = inputs_.add({sequences, max_blocks_}, at::kInt);
+  block_tables_ = inputs_.add({groups, sequences, max_blocks_}, at::kInt);
   fill_rows(scheduled);
+  fill_blocks(scheduled);
   if (model_.config().has_linear_attention()) fill_linear_rows(scheduled, plan, rows);
 
-  copied_slots_ = inputs_.add({2, static_cast<std::int64_t>(step.copied_slots.size())}, at::kLong);
+  copied_slots_ = inputs_.add({groups, 2, std::ssize(step.copied_slots.front())}, at::kLong);
   auto* slot = copied_slots_.data<std::int64_t>();
-  for (const auto& one : step.copied_slots) *slot++ = one.from;
-  for (const auto& one : step.copied_slots) *slot++ = one.to;
+  for (const auto& copied : step.copied_slots) {
+    for (const auto& one : copied) *slot++ = one.from;
+    for (const auto& one : copied) *slot++ = one.to;
+  }
 
   const auto drawn = static_cast<std::int64_t>(step.drawn.size());
   last_rows_ = inputs_.add({drawn}, at::kLong);
@@ -290,9 +302,7 @@ void ModelRunner::write_inputs(std::span<const ScheduledSequence> scheduled,
 void ModelRunner::fill_rows(std::span<const ScheduledSequence> scheduled) {
   auto* const tokens = tokens_.data<std::int64_t>();
   auto* const positions = positions_.data<std::int64_t>();
-  auto* const slots = slots_.data<std::int64_t>();
   auto* const lengths = lengths_.data<std::int32_t>();
-  auto* table = block_tables_.data<std::int32_t>();
   const auto num_rows = tokens_.sizes[0];
   const auto axes = sees_images_ ? kAxes : 1;
   VisualStep visual;
@@ -303,30 +313,43 @@ void ModelRunner::fill_rows(std::span<const ScheduledSequence> scheduled) {
     const auto* const images = sequence->visual.get();
     if (images != nullptr) visual.add(*images, *vision_, begin, num_new_tokens, row);
     for (auto position = begin; position < begin + num_new_tokens; ++position, ++row) {
-      const auto block =
-          sequence->block_table[static_cast<std::size_t>(position / KVCache::kBlockSize)];
       const auto token = sequence->token_ids[static_cast<std::size_t>(position)];
       tokens[row] = token == Sequence::kUnknown ? -1 - sequence->drawn_at : token;
       for (std::int64_t axis = 0; axis < axes; ++axis)
         positions[axis * num_rows + row] =
             images == nullptr ? position
                               : images->position(static_cast<std::size_t>(axis), position);
-      slots[row] = block * KVCache::kBlockSize + position % KVCache::kBlockSize;
     }
     lengths[index++] = static_cast<std::int32_t>(begin + num_new_tokens);
-    const auto end = std::ranges::copy(sequence->block_table, table).out;
-    std::fill(end, table += max_blocks_, 0);
   }
   visual_ = visual.rows();
   for (; row < num_rows; ++row) {
     tokens[row] = 0;
     for (std::int64_t axis = 0; axis < axes; ++axis) positions[axis * num_rows + row] = 0;
-    slots[row] = -1;
   }
-  for (const auto sequences = lengths_.sizes[0]; index < sequences; ++index) {
-    lengths[index] = 0;
-    std::fill_n(table, max_blocks_, 0);
-    table += max_blocks_;
+  for (const auto sequences = lengths_.sizes[0]; index < sequences; ++index) lengths[index] = 0;
+}
+
+// The slots of the rows and the tables of the sequences, in each group.
+void ModelRunner::fill_blocks(std::span<const ScheduledSequence> scheduled) {
+  auto* slot = slots_.data<std::int64_t>();
+  auto* entry = block_tables_.data<std::int32_t>();
+  for (std::size_t group = 0; group < num_groups_; ++group) {
+    auto* const end_of_slots = slot + tokens_.sizes[0];
+    auto* const end_of_tables = entry + lengths_.sizes[0] * max_blocks_;
+    for (const auto& [sequence, num_new_tokens] : scheduled) {
+      const auto& table = sequence->block_tables[group];
+      const auto begin = sequence->num_computed_tokens;
+      for (auto position = begin; position < begin + num_new_tokens; ++position)
+        *slot++ =
+            table[static_cast<std::size_t>(position / KVCache::kBlockSize)] * KVCache::kBlockSize +
+            position % KVCache::kBlockSize;
+      const auto end =
+          std::ranges::replace_copy(table, entry, Sequence::kNoBlock, unseen_block_).out;
+      std::fill(end, entry += max_blocks_, 0);
+    }
+    slot = std::fill_n(slot, end_of_slots - slot, -1);
+    entry = std::fill_n(entry, end_of_tables - entry, 0);
   }
 }
 
@@ -379,10 +402,9 @@ DecodedRows ModelRunner::forward(const PagedStep& step, KVCache& cache) const {
 DecodedRows ModelRunner::replay(const RowPlan& plan, KVCache& cache) {
   if (!graphs_) {
     graphs_.emplace([this, &cache, equal = plan.equal](std::int64_t) {
-      PagedStep step{.slots = inputs_.on_device(slots_),
-                     .block_tables = inputs_.on_device(block_tables_),
+      PagedStep step{.groups = groups_of_step(),
                      .lengths = inputs_.on_device(lengths_),
-                     .num_decodes = slots_.sizes[0],
+                     .num_decodes = tokens_.sizes[0],
                      .equal_rows = equal};
       if (model_.config().has_linear_attention()) step.linear = linear_rows();
       return forward(step, cache);
@@ -391,13 +413,21 @@ DecodedRows ModelRunner::replay(const RowPlan& plan, KVCache& cache) {
   return graphs_->replay(tokens_.sizes[0]);
 }
 
+std::vector<PagedGroup> ModelRunner::groups_of_step() const {
+  const auto slots = inputs_.on_device(slots_);
+  const auto tables = inputs_.on_device(block_tables_);
+  std::vector<PagedGroup> groups;
+  for (std::int64_t group = 0; group < slots.size(0); ++group)
+    groups.push_back({.slots = slots[group], .block_tables = tables[group]});
+  return groups;
+}
+
 PagedStep ModelRunner::make_step(std::span<const ScheduledSequence> scheduled,
                                  const RowPlan& plan,
                                  bool copies) const {
   std::size_t widest = 0;
-  PagedStep step{.slots = inputs_.on_device(slots_),
-                 .lengths = inputs_.on_device(lengths_),
-                 .equal_rows = plan.equal};
+  PagedStep step{
+      .groups = groups_of_step(), .lengths = inputs_.on_device(lengths_), .equal_rows = plan.equal};
   const auto tables = inputs_.on_device(block_tables_);
   std::int64_t row = 0;
   for (std::size_t i = 0; i < scheduled.size(); ++i) {
@@ -405,16 +435,20 @@ PagedStep ModelRunner::make_step(std::span<const ScheduledSequence> scheduled,
     step.chunks.push_back({.row_begin = row,
                            .num_rows = num_new_tokens,
                            .num_keys = sequence->num_computed_tokens + num_new_tokens,
-                           .blocks = tables.select(0, static_cast<std::int64_t>(i))});
+                           .blocks = tables.select(1, static_cast<std::int64_t>(i))});
     row += num_new_tokens;
     if (num_new_tokens > 1) continue;
     ++step.num_decodes;
-    widest = std::max(widest, sequence->block_table.size());
+    widest = std::max(widest, sequence->block_tables.front().size());
   }
   step.lengths = step.lengths.narrow(0, 0, step.num_decodes);
-  step.block_tables =
-      tables.narrow(0, 0, step.num_decodes).narrow(1, 0, static_cast<std::int64_t>(widest));
-  if (copies) step.copied_slots = inputs_.on_device(copied_slots_);
+  const auto copied = inputs_.on_device(copied_slots_);
+  for (std::size_t i = 0; i < step.groups.size(); ++i) {
+    auto& group = step.groups[i];
+    group.block_tables = group.block_tables.narrow(0, 0, step.num_decodes)
+                             .narrow(1, 0, static_cast<std::int64_t>(widest));
+    if (copies) group.copied_slots = copied[static_cast<std::int64_t>(i)];
+  }
   if (model_.config().has_linear_attention()) step.linear = linear_rows();
   return step;
 }
@@ -462,7 +496,7 @@ void ModelRunner::keep_routes(std::span<const ScheduledSequence> scheduled,
   const auto* const slots = slots_.data<std::int64_t>();
   step.slots.assign(slots, slots + rows);
   step.routed_experts = begin_download(routes.narrow(0, 0, rows));
-  for (auto& drawn : step.drawn) drawn.block_table = drawn.sequence->block_table;
+  for (auto& drawn : step.drawn) drawn.block_table = drawn.sequence->block_tables.front();
 }
 
 }  // namespace ferry::rollout

@@ -41,10 +41,11 @@ struct RunnerLimits {
 };
 
 struct DrawnToken {
-  Sequence* sequence = nullptr;             // null: it has ended since the launch
-  std::int64_t row = 0;                     // in the step
-  std::int64_t position = 0;                // of the token in the sequence
-  std::vector<std::int32_t> block_table{};  // the sequence's at launch, if routes are kept
+  Sequence* sequence = nullptr;  // null: it has ended since the launch
+  std::int64_t row = 0;          // in the step
+  std::int64_t position = 0;     // of the token in the sequence
+  // The sequence's first at launch, if routes are kept.
+  std::vector<std::int32_t> block_table{};
   TokenOutput token{};
 };
 
@@ -53,9 +54,9 @@ struct StepInFlight {
   std::vector<DrawnToken> drawn{};    // collect() fills in the tokens
   at::Tensor tokens{};                // [drawn], on the device
   SampledTokens results{};            // on the host, valid after `done`
-  std::vector<std::int64_t> slots{};  // of the rows whose routes are kept
+  std::vector<std::int64_t> slots{};  // of the rows whose routes are kept, in the first group
   at::Tensor routed_experts{};        // their StepRoutes::gather(), on the host, valid after `done`
-  std::vector<CopiedSlot> copied_slots{};
+  std::vector<std::vector<CopiedSlot>> copied_slots{};  // of each group
   std::shared_ptr<c10::Event> done{};
 };
 
@@ -97,12 +98,14 @@ class ModelRunner {
                     const Draws& draws,
                     const RowPlan& plan);
   void fill_rows(std::span<const ScheduledSequence> scheduled);
+  void fill_blocks(std::span<const ScheduledSequence> scheduled);
   void fill_linear_rows(std::span<const ScheduledSequence> scheduled,
                         const RowPlan& plan,
                         std::int64_t rows);
   models::LinearRows linear_rows() const;
   DecodedRows forward(const PagedStep& step, KVCache& cache) const;
   DecodedRows replay(const RowPlan& plan, KVCache& cache);
+  std::vector<PagedGroup> groups_of_step() const;
   PagedStep make_step(std::span<const ScheduledSequence> scheduled,
                       const RowPlan& plan,
                       bool copies) const;
@@ -117,16 +120,19 @@ class ModelRunner {
   const models::GPTModel& model_;
   std::int64_t rows_multiple_;
   std::int64_t max_blocks_;
+  std::size_t num_groups_;         // of the cache
+  std::int32_t unseen_block_ = 0;  // of the cache of the last step
   // Two sides on the host: one is read while the other may still be in transfer.
   std::array<DrawnNumbers, 2> results_{};
   std::size_t results_side_ = 0;
   StepInputs inputs_;
   // Arrays of the last step.
-  StepInputs::Array tokens_, slots_;              // [rows], int64
+  StepInputs::Array tokens_;                      // [rows], int64
+  StepInputs::Array slots_;                       // [groups, rows], int64
   StepInputs::Array positions_;                   // [rows] or [3, rows], int64
   StepInputs::Array lengths_;                     // [sequences], int32
-  StepInputs::Array block_tables_;                // [sequences, max_blocks], int32
-  StepInputs::Array copied_slots_;                // [2, tokens], int64
+  StepInputs::Array block_tables_;                // [groups, sequences, max_blocks], int32
+  StepInputs::Array copied_slots_;                // [groups, 2, tokens], int64
   StepInputs::Array last_rows_;                   // [drawn], int64
   StepInputs::Array plain_draws_;                 // bytes of DrawRow
   models::LinearRows linear_;                     // without its tensors

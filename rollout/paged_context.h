@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "models/kernels/attention/paged_attention.h"
@@ -20,21 +21,27 @@ struct Chunk {
   std::int64_t row_begin = 0;
   std::int64_t num_rows = 0;
   std::int64_t num_keys = 0;  // with those of the rows
-  at::Tensor blocks{};        // [>= KVCache::blocks_of(num_keys)], int32, on the cache's device
+  // [groups, >= KVCache::blocks_of(num_keys)], int32, on the cache's device
+  at::Tensor blocks{};
 
   bool is_whole() const { return num_keys == num_rows; }  // all keys are of this step
 };
 
-struct PagedStep {
+// The places of a step's rows in a group of layers (KVCacheGroups).
+struct PagedGroup {
   at::Tensor slots{};         // [rows], int64; -1: a padding row
   at::Tensor block_tables{};  // [num_decodes, max_blocks], int32
-  at::Tensor lengths{};       // [num_decodes], int32
-  std::int64_t num_decodes = 0;
-  // The decoding rows, one by one, then those of prompts, for attention by sequences.
-  std::vector<Chunk> chunks{};
   // [2, tokens], int64: arguments of KVCache::copy() after this step's rows are stored; undefined:
   // no copy.
   at::Tensor copied_slots{};
+};
+
+struct PagedStep {
+  std::vector<PagedGroup> groups{};
+  at::Tensor lengths{};  // [num_decodes], int32
+  std::int64_t num_decodes = 0;
+  // The decoding rows, one by one, then those of prompts, for attention by sequences.
+  std::vector<Chunk> chunks{};
   bool equal_rows = false;  // InferenceContext::has_equal_rows()
   models::LinearRows linear{};
 };
@@ -72,7 +79,13 @@ class PagedContext : public models::InferenceContext {
   at::Tensor with_chunks(const at::Tensor& decoded,
                          std::int64_t rows,
                          const std::function<at::Tensor(std::size_t first)>& chunks) const;
-  models::PagedKeys paged(const at::Tensor& key, const at::Tensor& value) const;
+  const PagedGroup& group_of(std::int64_t layer) const {
+    return step_.groups[cache_.group_of(layer)];
+  }
+  at::Tensor gather(std::int64_t layer,
+                    const at::Tensor& cache,
+                    std::span<const Chunk> chunks) const;
+  models::PagedKeys paged(std::int64_t layer, const at::Tensor& key, const at::Tensor& value) const;
 
   KVCache& cache_;
   const PagedStep& step_;

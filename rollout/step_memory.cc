@@ -19,33 +19,33 @@ namespace {
 // generation alone do not ask for.
 const SamplingParams kAll{.temperature = 0.5, .top_p = 0.5, .logprobs = 1};
 
-// A sequence whose last tokens are new. All its keys are in block 0, its states in slot 0: their
-// values do not matter.
-Sequence dummy(std::int64_t tokens, std::int64_t num_new_tokens) {
+// A sequence whose last tokens are new. All its keys are in block 0 of each group, its states in
+// slot 0: their values do not matter.
+Sequence dummy(std::size_t num_groups, std::int64_t tokens, std::int64_t num_new_tokens) {
   return {.params = std::make_shared<const SamplingParams>(kAll),
           .ending_tokens = std::make_shared<const std::vector<std::int64_t>>(),
           .token_ids = std::vector<std::int64_t>(static_cast<std::size_t>(tokens)),
           .num_prompt_tokens = tokens,
           .num_computed_tokens = tokens - num_new_tokens,
-          .block_table =
-              std::vector<std::int32_t>(static_cast<std::size_t>(KVCache::blocks_of(tokens))),
+          .block_tables = {num_groups, std::vector<std::int32_t>(
+                                           static_cast<std::size_t>(KVCache::blocks_of(tokens)))},
           .state_slot = 0};
 }
 
-std::vector<Sequence> many_begin(const RunnerLimits& limits) {
+std::vector<Sequence> many_begin(const RunnerLimits& limits, std::size_t num_groups) {
   const auto count = std::min(limits.max_num_seqs, limits.max_num_batched_tokens);
   std::vector<Sequence> sequences;
   for (std::int64_t i = 0; i < count; ++i) {  // shorter ones first, like the scheduler
     const auto tokens = (limits.max_num_batched_tokens + i) / count;
-    sequences.push_back(
-        dummy(std::min(tokens, limits.max_model_len), std::min(tokens, limits.max_model_len)));
+    sequences.push_back(dummy(num_groups, std::min(tokens, limits.max_model_len),
+                              std::min(tokens, limits.max_model_len)));
   }
   return sequences;
 }
 
-std::vector<Sequence> the_longest_ends(const RunnerLimits& limits) {
-  return {
-      dummy(limits.max_model_len, std::min(limits.max_model_len, limits.max_num_batched_tokens))};
+std::vector<Sequence> the_longest_ends(const RunnerLimits& limits, std::size_t num_groups) {
+  return {dummy(num_groups, limits.max_model_len,
+                std::min(limits.max_model_len, limits.max_num_batched_tokens))};
 }
 
 void run(ModelRunner& runner, KVCache& cache, std::vector<Sequence> sequences) {
@@ -64,8 +64,9 @@ void take_largest_steps(const models::GPTModel& model, const RunnerLimits& limit
   eager.enforce_eager = true;
   ModelRunner runner(model, eager);
   KVCache cache(model, 1);
-  run(runner, cache, many_begin(limits));
-  run(runner, cache, the_longest_ends(limits));
+  const auto num_groups = cache.groups().windows.size();
+  run(runner, cache, many_begin(limits, num_groups));
+  run(runner, cache, the_longest_ends(limits, num_groups));
 }
 
 std::int64_t step_memory(const models::GPTModel& model, const RunnerLimits& limits) {
@@ -93,7 +94,9 @@ std::int64_t gathered_bytes_per_block(const models::GPTModel& model) {
                         models::paged_attention_cuda_supports(
                             model.mesh().world().device(),
                             models::scalar_type(model.options().dtype), shape.dim, shape.value_dim);
-  return in_place ? 0 : 3 * KVCache::bytes_per_block(model) / model.config().num_key_value_layers();
+  return in_place ? 0
+                  : 3 * KVCache::bytes_per_block(model) /
+                        kv_cache_groups(model.config()).layers_per_block;
 }
 
 }  // namespace ferry::rollout

@@ -19,14 +19,22 @@ PrefixHash hash_of(const PrefixHash& before, std::span<const std::int64_t> token
   return {.low = all.low64, .high = all.high64};
 }
 
+// The same tokens have another block in each group.
+PrefixHash of_group(PrefixHash hash, std::size_t group) {
+  hash.low += group;
+  return hash;
+}
+
 }  // namespace
 
 BlockManager::BlockManager(std::int64_t num_blocks,
                            std::int64_t block_size,
                            bool enable_prefix_caching,
-                           std::int64_t num_state_slots)
+                           std::int64_t num_state_slots,
+                           std::vector<Window> windows)
     : block_size_(block_size),
       enable_prefix_caching_(enable_prefix_caching),
+      windows_(std::move(windows)),
       has_state_slots_(num_state_slots > 0) {
   require(num_blocks > 0 && num_blocks < std::numeric_limits<std::int32_t>::max() && block_size > 0,
           ErrorKind::kUsage, "a cache of {} blocks of {} tokens", num_blocks, block_size);
@@ -37,47 +45,100 @@ BlockManager::BlockManager(std::int64_t num_blocks,
   for (std::int32_t id = 0; id < static_cast<std::int32_t>(num_blocks); ++id) push_free(id);
 }
 
-void BlockManager::take_cached_prefix(Sequence& sequence) {
-  require(sequence.block_table.empty(), ErrorKind::kBug, "{}: has blocks already",
-          sequence.request_id);
-  sequence.num_computed_tokens = 0;
-  if (enable_prefix_caching_) {
-    auto hash = sequence.visual_hash;
-    for (std::int64_t i = 0; i < (sequence.size() - 1) / block_size_; ++i) {
-      const auto tokens = tokens_of(sequence, i);
-      hash = hash_of(hash, tokens);
-      const auto id = find(hash, tokens, &Block::full);
-      if (id < 0) break;
-      refer_to(id);
-      sequence.block_table.push_back(id);
-    }
+std::int64_t BlockManager::num_missing(const Sequence& sequence,
+                                       std::int64_t tokens,
+                                       std::int64_t step_tokens) const {
+  std::int64_t missing = 0;
+  for (std::size_t group = 0; group < num_groups(); ++group) {
+    const auto& table = sequence.block_tables[group];
+    const auto has = std::ranges::count_if(table, [](auto id) { return id != Sequence::kNoBlock; });
+    const auto most = most_blocks({windows_[group]}, tokens, step_tokens, block_size_);
+    missing += std::min<std::int64_t>(blocks_of(tokens) - std::ssize(table),
+                                      std::max<std::int64_t>(most - has, 0));
   }
-  sequence.num_hashed_blocks = static_cast<std::int64_t>(sequence.block_table.size());
-  sequence.num_computed_tokens = sequence.num_hashed_blocks * block_size_;
+  return missing;
+}
+
+void BlockManager::take_cached_prefix(Sequence& sequence) {
+  require(!sequence.has_blocks(), ErrorKind::kBug, "{}: has blocks already", sequence.request_id);
+  sequence.block_tables.assign(num_groups(), {});
+  sequence.block_hashes.clear();
+  if (enable_prefix_caching_) take_full_blocks(sequence);
+  sequence.num_computed_tokens = std::ssize(sequence.block_hashes) * block_size_;
   if (enable_prefix_caching_) take_prompt_end(sequence);
   sequence.num_cached_tokens = sequence.num_computed_tokens;
+}
+
+// Takes as many blocks as all groups have: those of all tokens, or of the window before the next.
+void BlockManager::take_full_blocks(Sequence& sequence) {
+  std::vector<std::vector<std::int32_t>> found(num_groups());
+  std::vector<PrefixHash> hashes;
+  const auto most = (sequence.size() - 1) / block_size_;
+  for (bool goes_on = true; goes_on && std::ssize(hashes) < most;) {
+    const auto i = std::ssize(hashes);
+    const auto tokens = tokens_of(sequence, i);
+    hashes.push_back(hash_of(hashes.empty() ? sequence.visual_hash : hashes.back(), tokens));
+    for (std::size_t group = 0; group < num_groups(); ++group) {
+      found[group].push_back(find(hashes.back(), group, tokens, &Block::full));
+      goes_on = goes_on && (windows_[group] || found[group].back() >= 0);
+    }
+    if (!goes_on) hashes.pop_back();
+  }
+  auto count = std::ssize(hashes);
+  const auto first_seen = [&](std::size_t group) {
+    return first_block(count * block_size_, windows_[group], block_size_);
+  };
+  for (std::size_t group = 0; group < num_groups();) {  // again from the first if fewer are taken
+    auto i = count;
+    while (i > first_seen(group) && found[group][static_cast<std::size_t>(i - 1)] >= 0) --i;
+    const bool lacks = i > first_seen(group);
+    if (lacks) count = i - 1;
+    group = lacks ? 0 : group + 1;
+  }
+  for (std::size_t group = 0; group < num_groups(); ++group) {
+    auto& table = sequence.block_tables[group];
+    table.assign(static_cast<std::size_t>(std::min(count, first_seen(group))), Sequence::kNoBlock);
+    for (auto i = std::ssize(table); i < count; ++i) {
+      table.push_back(found[group][static_cast<std::size_t>(i)]);
+      refer_to(table.back());
+    }
+  }
+  hashes.resize(static_cast<std::size_t>(count));
+  sequence.block_hashes = std::move(hashes);
 }
 
 // Leaves the copy out if it would cost the last free block that the sequence itself needs.
 void BlockManager::take_prompt_end(Sequence& sequence) {
   const auto tokens = prompt_end_of(sequence);
   const auto end = sequence.num_prompt_tokens - 1;
-  if (tokens.empty() || sequence.num_hashed_blocks != end / block_size_) return;
-  const auto before = hash_before(sequence, sequence.num_hashed_blocks);
-  const auto id = find(hash_of(before, tokens), tokens, &Block::prompt_end);
-  if (id < 0) return;
-  const auto missing = blocks_of(sequence.size()) - sequence.num_hashed_blocks;
-  if (block(id).ref_count == 0 && missing >= num_free_) return;
-  refer_to(id);
-  sequence.copied_from = id;
+  const auto begin = std::ssize(sequence.block_hashes);
+  if (tokens.empty() || begin != end / block_size_) return;
+  const auto hash = hash_of(hash_before(sequence, begin), tokens);
+  std::vector<std::int32_t> ids;
+  std::int64_t num_unused = 0;
+  for (std::size_t group = 0; group < num_groups(); ++group) {
+    ids.push_back(find(hash, group, tokens, &Block::prompt_end));
+    if (ids.back() < 0) return;
+    num_unused += block(ids.back()).ref_count == 0 ? 1 : 0;
+  }
+  const auto missing =
+      (blocks_of(sequence.size()) - begin) * static_cast<std::int64_t>(num_groups());
+  if (num_unused > 0 && missing + num_unused > num_free_) return;
+  for (const auto id : ids) refer_to(id);
+  sequence.copied_from = std::move(ids);
   sequence.num_computed_tokens += static_cast<std::int64_t>(tokens.size());
 }
 
 bool BlockManager::allocate(Sequence& sequence, std::int64_t tokens) {
   if (sequence.num_computed_tokens > sequence.num_cached_tokens) release_copied(sequence);
-  const auto missing = blocks_of(tokens) - static_cast<std::int64_t>(sequence.block_table.size());
+  sequence.block_tables.resize(num_groups());
+  leave_windows(sequence);
+  std::int64_t missing = 0;
+  for (const auto& table : sequence.block_tables)
+    missing += std::max<std::int64_t>(blocks_of(tokens) - std::ssize(table), 0);
   if (missing > num_free_) return false;
-  for (std::int64_t i = 0; i < missing; ++i) sequence.block_table.push_back(take_free());
+  for (auto& table : sequence.block_tables)
+    while (std::ssize(table) < blocks_of(tokens)) table.push_back(take_free());
   if (has_state_slots_ && sequence.state_slot < 0) {
     require(!free_state_slots_.empty(), ErrorKind::kBug, "more sequences than slots for states");
     sequence.state_slot = free_state_slots_.back();
@@ -91,15 +152,30 @@ bool BlockManager::allocate(Sequence& sequence, std::int64_t tokens) {
   return true;
 }
 
+// Blocks before those that were given back have been, too.
+void BlockManager::leave_windows(Sequence& sequence) {
+  for (std::size_t group = 0; group < num_groups(); ++group) {
+    auto& table = sequence.block_tables[group];
+    auto i = first_block(sequence.num_computed_tokens, windows_[group], block_size_);
+    for (i = std::min<std::int64_t>(i, std::ssize(table)); i-- > 0;) {
+      auto& id = table[static_cast<std::size_t>(i)];
+      if (id == Sequence::kNoBlock) break;
+      give_back(std::exchange(id, Sequence::kNoBlock));
+    }
+  }
+}
+
 // Frees the last blocks first, so that they are reused before the beginning, which more sequences
 // share.
 void BlockManager::deallocate(Sequence& sequence) {
   release_copied(sequence);
-  for (auto id = sequence.block_table.rbegin(); id != sequence.block_table.rend(); ++id)
-    give_back(*id);
-  sequence.block_table.clear();
+  for (auto& table : sequence.block_tables) {
+    for (auto id = table.rbegin(); id != table.rend() && *id != Sequence::kNoBlock; ++id)
+      give_back(*id);
+    table.clear();
+  }
   if (sequence.state_slot >= 0) free_state_slots_.push_back(std::exchange(sequence.state_slot, -1));
-  sequence.num_hashed_blocks = 0;
+  sequence.block_hashes.clear();
   sequence.num_computed_tokens = 0;
 }
 
@@ -110,10 +186,9 @@ void BlockManager::reset_prefix_cache() {
   }
 }
 
-PrefixHash BlockManager::hash_before(const Sequence& sequence, std::int64_t index) const {
-  if (index == 0) return sequence.visual_hash;
-  const auto id = sequence.block_table[static_cast<std::size_t>(index - 1)];
-  return blocks_[static_cast<std::size_t>(id)].full.hash;
+PrefixHash BlockManager::hash_before(const Sequence& sequence, std::int64_t index) {
+  return index == 0 ? sequence.visual_hash
+                    : sequence.block_hashes[static_cast<std::size_t>(index - 1)];
 }
 
 std::span<const std::int64_t> BlockManager::tokens_of(const Sequence& sequence,
@@ -132,23 +207,24 @@ std::span<const std::int64_t> BlockManager::prompt_end_of(const Sequence& sequen
 
 // Compares the tokens as well: a collision of hashes cannot give a sequence another one's keys.
 std::int32_t BlockManager::find(const PrefixHash& hash,
+                                std::size_t group,
                                 std::span<const std::int64_t> tokens,
                                 Content Block::*kind) const {
-  const auto found = cached_.find(hash);
+  const auto found = cached_.find(of_group(hash, group));
   if (found == cached_.end()) return -1;
   const auto& known = (blocks_[static_cast<std::size_t>(found->second)].*kind).token_ids;
   return std::ranges::equal(known, tokens) ? found->second : -1;
 }
 
 void BlockManager::remember_full_blocks(Sequence& sequence, std::int64_t tokens) {
-  auto& hashed = sequence.num_hashed_blocks;
-  if (hashed == tokens / block_size_) return;
-  auto hash = hash_before(sequence, hashed);
-  for (; hashed < tokens / block_size_; ++hashed) {
-    const auto id = sequence.block_table[static_cast<std::size_t>(hashed)];
-    const auto ids = tokens_of(sequence, hashed);
-    hash = hash_of(hash, ids);
-    remember(block(id).full, id, hash, ids);
+  auto& hashes = sequence.block_hashes;
+  for (auto i = std::ssize(hashes); i < tokens / block_size_; ++i) {
+    const auto ids = tokens_of(sequence, i);
+    hashes.push_back(hash_of(hash_before(sequence, i), ids));
+    for (std::size_t group = 0; group < num_groups(); ++group) {
+      const auto id = sequence.block_tables[group][static_cast<std::size_t>(i)];
+      if (id != Sequence::kNoBlock) remember(block(id).full, id, hashes.back(), group, ids);
+    }
   }
 }
 
@@ -159,17 +235,22 @@ void BlockManager::remember_prompt_end(const Sequence& sequence, std::int64_t to
   const auto ids = prompt_end_of(sequence);
   if (ids.empty()) return;
   const auto index = end / block_size_;
-  const auto id = sequence.block_table[static_cast<std::size_t>(index)];
-  remember(block(id).prompt_end, id, hash_of(hash_before(sequence, index), ids), ids);
+  const auto hash = hash_of(hash_before(sequence, index), ids);
+  for (std::size_t group = 0; group < num_groups(); ++group) {
+    const auto id = sequence.block_tables[group][static_cast<std::size_t>(index)];
+    remember(block(id).prompt_end, id, hash, group, ids);
+  }
 }
 
 // The first of several blocks with the same content is the one that is found.
 void BlockManager::remember(Content& content,
                             std::int32_t id,
                             const PrefixHash& hash,
+                            std::size_t group,
                             std::span<const std::int64_t> tokens) {
-  content.hash = hash;
-  if (cached_.try_emplace(hash, id).second) content.token_ids.assign(tokens.begin(), tokens.end());
+  content.hash = of_group(hash, group);
+  if (cached_.try_emplace(content.hash, id).second)
+    content.token_ids.assign(tokens.begin(), tokens.end());
 }
 
 void BlockManager::refer_to(std::int32_t id) {
@@ -183,7 +264,7 @@ void BlockManager::give_back(std::int32_t id) {
 }
 
 void BlockManager::release_copied(Sequence& sequence) {
-  if (sequence.copied_from >= 0) give_back(std::exchange(sequence.copied_from, -1));
+  for (const auto id : std::exchange(sequence.copied_from, {})) give_back(id);
 }
 
 std::int32_t BlockManager::take_free() {

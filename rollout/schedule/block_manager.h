@@ -6,44 +6,56 @@
 // The end of a prompt, which does not fill a block, is found by sequences of the same prompt. They
 // write behind it, so each begins a block of its own with a copy.
 //
+// Each group of layers (kv_cache_groups.h) has blocks of its own, from one set. A group with a
+// sliding window gives back those that lie before it; a sequence that begins as another one did
+// needs, in such a group, only the blocks of the window before its first own token.
+//
 // A sequence with blocks also has a slot for states of linear attention, where the model has such
 // layers. States are of all tokens so far, and no block holds those of a prefix: there is no prefix
 // cache then.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <unordered_map>
 #include <vector>
 
 #include "distckpt/base/integers.h"
+#include "rollout/schedule/kv_cache_groups.h"
 #include "rollout/schedule/sequence.h"
 
 namespace ferry::rollout {
 
 class BlockManager {
  public:
-  // num_state_slots: 0, or the most sequences that have blocks. Throws Error(kUsage) unless the
-  // others are positive.
+  // num_state_slots: 0, or the most sequences that have blocks; windows: of each group of layers.
+  // Throws Error(kUsage) unless the others are positive.
   BlockManager(std::int64_t num_blocks,
                std::int64_t block_size,
                bool enable_prefix_caching,
-               std::int64_t num_state_slots = 0);
+               std::int64_t num_state_slots = 0,
+               std::vector<Window> windows = {std::nullopt});
 
   std::int64_t block_size() const { return block_size_; }
   std::int64_t num_blocks() const { return static_cast<std::int64_t>(blocks_.size()); }
   std::int64_t num_free_blocks() const { return num_free_; }
-  std::int64_t blocks_of(std::int64_t tokens) const {
-    return distckpt::ceil_div(tokens, block_size_);
-  }
+  const std::vector<Window>& windows() const { return windows_; }
+  // Blocks that a sequence lacks, at most at a time, to compute its first `tokens` tokens in steps
+  // of so many.
+  std::int64_t num_missing(const Sequence& sequence,
+                           std::int64_t tokens,
+                           std::int64_t step_tokens) const;
 
   // Gives a sequence without blocks the cached blocks that it begins with, and until its next step
   // the one that it copies the end of its prompt from. Its last token is always computed, because
   // its logits are needed. Sets num_computed_tokens, num_cached_tokens and copied_from.
   void take_cached_prefix(Sequence& sequence);
   // Adds blocks for the first `tokens` tokens. Full blocks of known tokens enter the prefix cache
-  // at once: a sequence that finds them computes its rows in the same step at the earliest. Returns
-  // false, and changes nothing, if too few blocks are free.
+  // at once: a sequence that finds them computes its rows in the same step at the earliest. Gives
+  // back blocks that the rows behind num_computed_tokens do not see. Returns false, and changes
+  // nothing else, if too few blocks are free.
   bool allocate(Sequence& sequence, std::int64_t tokens);
   // Frees all blocks of a sequence, whose num_computed_tokens becomes 0.
   void deallocate(Sequence& sequence);
@@ -67,19 +79,27 @@ class BlockManager {
   };
 
   Block& block(std::int32_t id) { return blocks_[static_cast<std::size_t>(id)]; }
-  PrefixHash hash_before(const Sequence& sequence, std::int64_t index) const;
+  std::size_t num_groups() const { return windows_.size(); }
+  std::int64_t blocks_of(std::int64_t tokens) const {
+    return distckpt::ceil_div(tokens, block_size_);
+  }
+  static PrefixHash hash_before(const Sequence& sequence, std::int64_t index);
   std::span<const std::int64_t> tokens_of(const Sequence& sequence, std::int64_t index) const;
   // The tokens behind the full blocks of the prompt without its last token.
   std::span<const std::int64_t> prompt_end_of(const Sequence& sequence) const;
   std::int32_t find(const PrefixHash& hash,
+                    std::size_t group,
                     std::span<const std::int64_t> tokens,
                     Content Block::*kind) const;
+  void take_full_blocks(Sequence& sequence);
   void take_prompt_end(Sequence& sequence);
+  void leave_windows(Sequence& sequence);
   void remember_full_blocks(Sequence& sequence, std::int64_t tokens);
   void remember_prompt_end(const Sequence& sequence, std::int64_t tokens);
   void remember(Content& content,
                 std::int32_t id,
                 const PrefixHash& hash,
+                std::size_t group,
                 std::span<const std::int64_t> tokens);
   void refer_to(std::int32_t id);
   void give_back(std::int32_t id);
@@ -91,6 +111,7 @@ class BlockManager {
 
   std::int64_t block_size_;
   bool enable_prefix_caching_;
+  std::vector<Window> windows_;  // of the groups
   bool has_state_slots_;
   std::vector<std::int64_t> free_state_slots_;  // the next one last
   std::vector<Block> blocks_;

@@ -63,7 +63,7 @@ void Scheduler::schedule_waiting(std::vector<ScheduledSequence>& step, std::int6
     const auto remaining = sequence.size() - sequence.num_computed_tokens;
     const auto tokens = std::min(remaining, budget);
     const auto missing =
-        blocks_.blocks_of(sequence.size()) - static_cast<std::int64_t>(sequence.block_table.size());
+        blocks_.num_missing(sequence, sequence.size(), options_.max_num_batched_tokens);
     if ((tokens < remaining && !options_.enable_chunked_prefill) ||
         missing > blocks_.num_free_blocks()) {
       blocks_.deallocate(sequence);

@@ -56,17 +56,23 @@ struct Sequence {
   SequenceStatus status = SequenceStatus::kWaiting;
   FinishReason finish_reason = FinishReason::kNone;
 
-  std::int64_t num_computed_tokens = 0;     // with keys and values in the cache
-  std::int64_t num_cached_tokens = 0;       // of these, found there when the sequence began
-  std::vector<std::int32_t> block_table{};  // the blocks, in order
-  std::int64_t num_hashed_blocks = 0;       // of block_table, known to the prefix cache
-  std::int64_t state_slot = -1;        // of linear attention's states; -1 while it has no blocks
-  std::int32_t copied_from = -1;       // in the first step: the block that its last one begins as
+  // A block of a table whose keys no row sees any more.
+  static constexpr std::int32_t kNoBlock = -1;
+
+  std::int64_t num_computed_tokens = 0;  // with keys and values in the cache
+  std::int64_t num_cached_tokens = 0;    // of these, found there when the sequence began
+  // The blocks of each group of layers (kv_cache_groups.h), in order.
+  std::vector<std::vector<std::int32_t>> block_tables{};
+  std::vector<PrefixHash> block_hashes{};  // of the blocks that the prefix cache knows
+  std::int64_t state_slot = -1;  // of linear attention's states; -1 while it has no blocks
+  // In the first step: the blocks that its last ones begin as, one of each group; or none.
+  std::vector<std::int32_t> copied_from{};
   std::int64_t num_routed_tokens = 0;  // tokens whose routes have been returned
   std::int64_t num_preemptions = 0;
   std::int64_t drawn_at = -1;  // index among the tokens that the step in flight draws
   bool is_complete = false;    // its last token is drawn, or in flight
 
+  bool has_blocks() const { return !block_tables.empty() && !block_tables.front().empty(); }
   std::int64_t size() const { return static_cast<std::int64_t>(token_ids.size()); }
   bool has_unknown() const { return token_ids.back() == kUnknown; }
   std::int64_t num_output_tokens() const { return size() - num_prompt_tokens; }

@@ -5,7 +5,9 @@
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <string>
+#include <vector>
 
 #include "models/distributed/world.h"
 #include "tests/support/models/engine_load.h"
@@ -106,11 +108,13 @@ TEST_P(BitwiseRollout, LogprobsAreTheTrainers) {
       EXPECT_EQ(engine.stats().num_free_blocks, engine.stats().num_blocks);
       return engine.stats();
     };
+    const auto groups = std::ssize(kv_cache_groups(config).windows);
     // Data parallel ranks have requests of their own.
     const auto seed = static_cast<std::uint64_t>(mesh.coordinates().dp);
-    const auto few_blocks = expect_equal(
-        {.max_num_seqs = 8, .max_num_batched_tokens = 40, .num_blocks = param.hybrid ? 6 : 8},
-        {.tokens = 400 / param.ranks, .seed = 1 + seed});
+    const auto few_blocks = expect_equal({.max_num_seqs = 8,
+                                          .max_num_batched_tokens = 40,
+                                          .num_blocks = groups * (param.hybrid ? 6 : 8)},
+                                         {.tokens = 400 / param.ranks, .seed = 1 + seed});
     EXPECT_GT(few_blocks.num_preemptions, 0);
     EXPECT_EQ(few_blocks.cached_tokens > 0, !param.hybrid);  // no states of prefixes are kept
     expect_equal({.max_num_seqs = 32,
@@ -120,7 +124,7 @@ TEST_P(BitwiseRollout, LogprobsAreTheTrainers) {
                  {.tokens = 400 / param.ranks, .arrivals = 20, .seed = 3 + seed});
     expect_equal({.max_num_seqs = 1,
                   .max_num_batched_tokens = 512,
-                  .num_blocks = 8,
+                  .num_blocks = groups * 8,
                   .enable_chunked_prefill = false},
                  {.tokens = 60, .longest_output = 20, .seed = 5 + seed});
   });
@@ -155,6 +159,48 @@ TEST(LongContexts, LogprobsAreTheTrainers) {
     EXPECT_EQ(support::count_unequal(model, longer, 3), 0);
   }
 }
+
+// Blocks before the windows go to other sequences, and to other layers.
+class Windows : public testing::TestWithParam<std::vector<bool>> {};
+
+TEST_P(Windows, GiveTheirBlocksBackWithoutAnotherBit) {
+  at::set_num_threads(1);
+  auto config = support::tiny_config(
+      {.family = "qwen3", .num_layers = 5, .head_dim = 16, .hidden = 64, .ffn = 96});
+  config.max_position_embeddings = 1024;
+  config.sliding_window = 70;
+  config.window_attn_skip_freq = GetParam();
+  const auto windows = kv_cache_groups(config).windows;
+  models::World world({});
+  const models::ParallelState mesh(world, {}, "test");
+  for (const auto dtype : {DType::kBF16, DType::kF32}) {
+    auto model = make_model(config, mesh, dtype);
+    support::fill_parameters(model, 1);
+    const support::Load load{
+        .tokens = 800, .longest_prompt = 200, .longest_output = 500, .system_prompts = 0.7};
+    const auto run = [&](EngineOptions options) {
+      LLMEngine engine(model, options);
+      const auto samples = support::run_load(engine, config.vocab_size, load);
+      EXPECT_EQ(support::count_unequal(model, samples, 1), 0);
+      EXPECT_EQ(engine.stats().num_free_blocks, engine.stats().num_blocks);
+      return engine.stats();
+    };
+    const auto most = most_blocks(windows, 700, 64, KVCache::kBlockSize);
+    const auto few = run({.max_num_seqs = 4, .max_num_batched_tokens = 64, .num_blocks = most + 2});
+    EXPECT_GT(few.cached_tokens, 0);
+    EXPECT_GT(few.num_preemptions, 0);
+    run({.max_num_seqs = 4,
+         .max_num_batched_tokens = 64,
+         .num_blocks = 1000,
+         .enable_prefix_caching = false});
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Layers,
+                         Windows,
+                         testing::Values(std::vector<bool>{},
+                                         std::vector<bool>{true, false, true, false, true},
+                                         std::vector<bool>{true, true, true, true, false}));
 
 support::TinyModel tiny(const char* family) {
   return {.family = family, .head_dim = 16, .hidden = 64, .ffn = 96, .experts = 8};

@@ -19,9 +19,9 @@ class Runner : public TinyEngineTest {
                   .ending_tokens = std::make_shared<const std::vector<std::int64_t>>(),
                   .token_ids = support::random_prompt(tokens, kVocabulary, seed),
                   .num_prompt_tokens = tokens};
-    for (std::int64_t i = 0; i < KVCache::blocks_of(tokens + 1); ++i) {
-      made.block_table.push_back(first_block + static_cast<std::int32_t>(i));
-    }
+    auto& table = made.block_tables.emplace_back();
+    for (std::int64_t i = 0; i < KVCache::blocks_of(tokens + 1); ++i)
+      table.push_back(first_block + static_cast<std::int32_t>(i));
     return made;
   }
 
@@ -84,7 +84,7 @@ TEST_F(Runner, ADecodingRowStandsBesideAPrompt) {
 TEST_F(Runner, TheEndOfAPromptMayBeACopy) {
   auto one = sequence(20, 0, 1), copy = sequence(20, 7, 1);
   run({{&one, 20}});
-  copy.copied_from = 0;
+  copy.copied_from = {0};
   copy.num_computed_tokens = 19;
   EXPECT_EQ(run({{&copy, 1}}).drawn.at(0).token.token_id, expected(one));
 }

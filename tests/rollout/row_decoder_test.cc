@@ -100,8 +100,9 @@ void compare_with_layers(const Case& shape, models::World& world) {
     const auto position = length - 1;
     const auto block = table[0][position / KVCache::kBlockSize].item<std::int64_t>();
     const PagedStep step{
-        .slots = at::full({1}, block * KVCache::kBlockSize + position % KVCache::kBlockSize, longs),
-        .block_tables = table,
+        .groups = {{.slots = at::full(
+                        {1}, block * KVCache::kBlockSize + position % KVCache::kBlockSize, longs),
+                    .block_tables = table}},
         .lengths = at::full({1}, length, longs.dtype(at::kInt)),
         .num_decodes = 1};
     const auto token = at::full({1}, length % config.vocab_size, longs);
