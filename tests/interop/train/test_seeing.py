@@ -62,13 +62,13 @@ def rows_of(folder):
     return rows
 
 
-def theirs(folder, steps, **optimizer):
+def theirs(folder, steps, dtype="float32", **optimizer):
     """transformers and torch.optim.AdamW, the tower frozen -> the losses, the first gradients' norm, the model."""
     import torch
     import transformers
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "model")
     processor = transformers.Qwen2VLImageProcessor.from_pretrained(folder / "model")
-    model = transformers.Qwen3VLForConditionalGeneration.from_pretrained(folder / "model", attn_implementation="eager", dtype=torch.float32)
+    model = transformers.Qwen3VLForConditionalGeneration.from_pretrained(folder / "model", attn_implementation="eager", dtype=dtype)
     model.model.visual.requires_grad_(False)
     learned = {name: p for name, p in model.named_parameters() if p.requires_grad}
     decays = [p for p in learned.values() if p.dim() > 1]
@@ -92,7 +92,7 @@ def theirs(folder, steps, **optimizer):
                 ids, says = ids + part, says + [not prompt] * len(part)
         ids, says = torch.tensor(ids), torch.tensor(says)
         logits = model(ids[None], mm_token_type_ids=(ids == 5).long()[None], **seen).logits[0, :-1]
-        return -(logits.log_softmax(-1).gather(1, ids[1:, None])[:, 0] * says[1:]).sum(), int(says[1:].sum())
+        return -(logits.float().log_softmax(-1).gather(1, ids[1:, None])[:, 0] * says[1:]).sum(), int(says[1:].sum())
     losses, norm, rows = [], None, rows_of(folder)
     for step in range(steps):
         parts = [loss_of(row["messages"]) for row in rows[step * BATCH:(step + 1) * BATCH]]
@@ -133,6 +133,30 @@ def test_the_loss_curve_with_images_is_that_of_an_independent_trainer(mesh, worl
     assert found == pytest.approx(expected[0], rel=2e-4)
     first = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])["data"]
     assert first["train/grad_norm"] == pytest.approx(expected[1], rel=1e-4)
+
+
+def test_the_loss_of_a_pack_in_bf16_is_that_of_the_logits_of_transformers(world, tmp_path):
+    """A bit of a logit that differed would be 1e-3 of it; what is left is the order in which fp32 adds up."""
+    found = train(world, tmp_path, **LONG | {"engine.dtype": "bfloat16", "engine.alignment": "bitwise", "data.max_token_len_per_gpu": 1600,
+                                             "trainer.total_training_steps": 1})
+    assert found == pytest.approx(theirs(world, 1, dtype="bfloat16")[0], rel=1e-6)
+
+
+def test_an_image_of_many_patches_attends_in_parts(world, tmp_path):
+    """1,564 patches: six parts of the queries, not alike. As above."""
+    import numpy as np
+    import shutil
+    import transformers
+    from PIL import Image
+    shutil.copytree(world, tmp_path / "world")
+    folder = tmp_path / "world"
+    transformers.Qwen2VLImageProcessor.from_pretrained(folder / "model", size={"shortest_edge": 32 * 32, "longest_edge": 200 * 200}).save_pretrained(
+        folder / "model")
+    Image.fromarray(np.random.default_rng(1).integers(0, 256, (136, 184, 3), dtype=np.uint8)).save(folder / "0.png")
+    write_rows(folder / "train.jsonl", rows_of(folder))
+    found = train(folder, tmp_path / "run", **LONG | {"engine.dtype": "bfloat16", "engine.alignment": "bitwise", "data.max_length": 900,
+                                                      "data.max_token_len_per_gpu": 3600, "trainer.total_training_steps": 1})
+    assert found == pytest.approx(theirs(folder, 1, dtype="bfloat16")[0], rel=1e-6)
 
 
 def test_every_gradient_with_images_is_that_of_transformers(world, tmp_path):
