@@ -41,7 +41,8 @@ void add_sandbox(CLI::App& app) {
       ->type_name("FOLDER")
       ->allow_extra_args(false);
   command->add_option("--memory", flags->memory,
-                      "Address space of each of its processes. Default: 2GiB");
+                      "Address space of each of its processes, and memory of all together. "
+                      "Default: 2GiB");
   command
       ->add_option("--cpu-seconds", options.cpu_seconds,
                    "CPU time of each of its processes. Default: no bound")

@@ -24,6 +24,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "cli/sandbox/memory_watch.h"
 #include "cli/sandbox/user_map.h"
 #include "distckpt/base/error.h"
 #include "distckpt/storage/file_io.h"
@@ -232,6 +233,7 @@ void become_program(const SandboxOptions& options, bool as_nobody) {
   auto words = options.command, variables = environment(options);
   // Files that whoever runs this has left open.
   check(syscall(SYS_close_range, 3U, ~0U, CLOSE_RANGE_CLOEXEC) == 0, "open files");
+  allow_signals_of_children();
   if (as_nobody) become_nobody();
   filter_calls();
   std::signal(SIGXFSZ, SIG_DFL);  // ferry itself ignores it
@@ -249,11 +251,11 @@ int watch_over_program(const SandboxOptions& options, bool as_nobody) {
   set_limit(RLIMIT_AS, options.memory, "memory");
   set_limit(RLIMIT_NPROC, options.processes, "processes");
   if (options.cpu_seconds > 0) set_limit(RLIMIT_CPU, options.cpu_seconds, "CPU time");
+  keep_signals_of_children();
   const auto program = fork();
   check(program >= 0, "fork");
   if (program == 0) become_program(options, as_nobody);
-  for (int status = 0;;)
-    if (waitpid(-1, &status, 0) == program) return exit_status(status);
+  return exit_status(wait_for_program(program, options.memory));
 }
 
 }  // namespace

@@ -15,7 +15,7 @@ namespace ferry::cli {
 struct SandboxOptions {
   std::vector<std::string> command{};             // with its arguments
   std::vector<std::filesystem::path> writable{};  // folders that stay writable
-  std::int64_t memory = std::int64_t{2} << 30;    // bytes of address space of each process
+  std::int64_t memory = std::int64_t{2} << 30;    // bytes: address space of a process, pages of all
   std::int64_t cpu_seconds = 0;                   // of each process; 0: no bound
   int processes = 64;                             // and threads
   bool network = false;

@@ -97,6 +97,15 @@ def test_it_has_no_more_processes_than_that():
     assert done.returncode == 0 and 1 <= int(done.stdout) < 10, (done.stdout, done.stderr)
 
 
+def test_its_processes_have_memory_together():
+    """Each is within its bound. Pages that they share count once."""
+    fork = "import os, time\nfor i in range(6):\n    if os.fork() == 0: break\n"
+    done = run(f"{fork}x = b'x' * (100 << 20)\ntime.sleep(30)", "--memory", "400MiB")
+    assert done.returncode == 128 + 9 and "its processes together hold more than 419430400 bytes" in done.stderr
+    done = run(f"x = b'x' * (100 << 20)\n{fork}time.sleep(1)\nif i == 5: print('over')", "--memory", "400MiB")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_root_s_files_are_readable_for_it_and_it_is_nobody(tmp_path):
     (tmp_path / "mine").write_text("x")
     (tmp_path / "mine").chmod(0o600)

@@ -1,0 +1,96 @@
+#include "cli/sandbox/memory_watch.h"
+
+#include <fmt/format.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <system_error>
+#include <vector>
+
+namespace ferry::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr timespec kTick{.tv_sec = 0, .tv_nsec = 100'000'000};
+
+sigset_t signals_of_children() {
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, SIGCHLD);
+  return set;
+}
+
+// None are found where /proc is not of this namespace, as in some containers.
+std::vector<fs::path> other_processes() {
+  std::vector<fs::path> all;
+  std::error_code error;
+  for (fs::directory_iterator at("/proc", error), end; !error && at != end; at.increment(error)) {
+    const auto name = at->path().filename().string();
+    const bool is_number =
+        std::ranges::all_of(name, [](unsigned char c) { return std::isdigit(c); });
+    if (is_number && name != "1") all.push_back(at->path());
+  }
+  return all;
+}
+
+std::int64_t resident_bytes(const fs::path& process) {
+  std::int64_t all = 0, resident = 0;
+  std::ifstream(process / "statm") >> all >> resident;
+  return resident * sysconf(_SC_PAGESIZE);
+}
+
+// Shared pages count in parts.
+std::int64_t proportional_bytes(const fs::path& process) {
+  std::ifstream lines(process / "smaps_rollup");
+  std::string word;
+  for (std::int64_t kib = 0; lines >> word;)
+    if (word == "Pss:" && lines >> kib) return kib * 1024;
+  return resident_bytes(process);
+}
+
+bool hold_more_than(std::int64_t memory) {
+  const auto processes = other_processes();
+  const auto sum_of = [&](std::int64_t (*bytes_of)(const fs::path&)) {
+    std::int64_t sum = 0;
+    for (const auto& process : processes) sum += bytes_of(process);
+    return sum;
+  };
+  return sum_of(resident_bytes) > memory && sum_of(proportional_bytes) > memory;
+}
+
+}  // namespace
+
+void keep_signals_of_children() {
+  const auto set = signals_of_children();
+  sigprocmask(SIG_BLOCK, &set, nullptr);
+}
+
+void allow_signals_of_children() {
+  const auto set = signals_of_children();
+  sigprocmask(SIG_UNBLOCK, &set, nullptr);
+}
+
+int wait_for_program(pid_t program, std::int64_t memory) {
+  const auto set = signals_of_children();
+  while (true) {
+    int status = 0;
+    const auto ended = waitpid(-1, &status, WNOHANG);
+    if (ended == program) return status;
+    if (ended > 0) continue;
+    sigtimedwait(&set, nullptr, &kTick);
+    if (!hold_more_than(memory)) continue;
+    fmt::print(stderr, "error: sandbox: its processes together hold more than {} bytes of memory\n",
+               memory);
+    kill(-1, SIGKILL);
+  }
+}
+
+}  // namespace ferry::cli
