@@ -180,10 +180,10 @@ HfForm read_hf_folder(const fs::path& folder, Links links, bool incomplete) {
     form.index_text = distckpt::read_text(index_path);
     const auto source = index_path.string();
     std::vector<fs::path> paths;
-    for (const auto& file : files_of_index(*form.index_text, source))
-      paths.push_back(folder / file);
+    const auto files = files_of_index(*form.index_text, source);
+    for (const auto& file : files) paths.push_back(folder / file);
     distckpt::open_sources(paths);
-    for (const auto& file : files_of_index(*form.index_text, source)) {
+    for (const auto& file : files) {
       const bool is_there = distckpt::source_exists(folder / file);
       require(is_there || incomplete, ErrorKind::kNotFound,
               "{}: names the file {}, which is not there", source, file);
@@ -193,7 +193,7 @@ HfForm read_hf_folder(const fs::path& folder, Links links, bool incomplete) {
     form.absent = check_index(*form.index_text, files_of_tensors(form.headers), source, incomplete);
     require_transformers_reads(
         form, {.folder = folder,
-               .files = files_of_index(*form.index_text, source),
+               .files = files,
                .index = distckpt::kSafetensorsIndex,
                .single = distckpt::source_exists(folder / distckpt::kSafetensorsModel)
                              ? distckpt::kSafetensorsModel
