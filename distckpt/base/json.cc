@@ -287,20 +287,25 @@ const nlohmann::json& json_at(const nlohmann::json& object,
 }
 
 std::int64_t json_int(const nlohmann::json& value, std::string_view key, std::string_view source) {
-  require(value.is_number_integer(), ErrorKind::kCorrupt, "{}: {} is {}, an integer is expected",
-          source, key, python_json(value));
+  // Headers have hundreds of thousands of numbers: none is written as text unless it is at fault.
+  if (!value.is_number_integer()) {
+    fail(ErrorKind::kCorrupt, "{}: {} is {}, an integer is expected", source, key,
+         python_json(value));
+  }
   // A number beyond int64 is kept unsigned by the parser.
-  require(!value.is_number_unsigned() ||
-              value.get<std::uint64_t>() <= static_cast<std::uint64_t>(INT64_MAX),
-          ErrorKind::kCorrupt, "{}: {} is {}, which is too large", source, key, value.dump());
+  if (value.is_number_unsigned() &&
+      value.get<std::uint64_t>() > static_cast<std::uint64_t>(INT64_MAX))
+    fail(ErrorKind::kCorrupt, "{}: {} is {}, which is too large", source, key, value.dump());
   return value.get<std::int64_t>();
 }
 
 std::string json_string(const nlohmann::json& value,
                         std::string_view key,
                         std::string_view source) {
-  require(value.is_string(), ErrorKind::kCorrupt, "{}: {} is {}, a string is expected", source, key,
-          python_json(value));
+  if (!value.is_string()) {
+    fail(ErrorKind::kCorrupt, "{}: {} is {}, a string is expected", source, key,
+         python_json(value));
+  }
   return value.get<std::string>();
 }
 
