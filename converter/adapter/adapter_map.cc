@@ -202,13 +202,14 @@ class AdapterMapMaker {
       if (!tensor.stacked_key.empty())
         stacks[tensor.stacked_key].emplace(*tensor.layer, tensor.shape);
     }
-    const auto is_whole = [&](const std::map<std::int64_t, Shape>& layers) {
-      return std::ssize(layers) == map_.config.num_layers &&
-             std::ranges::all_of(
-                 layers, [&](const auto& one) { return one.second == layers.begin()->second; });
+    const auto is_whole = [](const std::map<std::int64_t, Shape>& layers, std::int64_t size) {
+      return std::ssize(layers) == size && std::ranges::all_of(layers, [&](const auto& one) {
+               return one.second == layers.begin()->second;
+             });
     };
     for (auto& tensor : map_.megatron) {
-      if (tensor.stacked_key.empty() || is_whole(stacks.at(tensor.stacked_key))) continue;
+      if (tensor.stacked_key.empty() || is_whole(stacks.at(tensor.stacked_key), tensor.stack_size))
+        continue;
       tensor.stacked_key.clear();
       tensor.also.clear();
     }

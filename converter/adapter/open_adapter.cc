@@ -279,7 +279,7 @@ class MegatronAdapterOpener {
     checkpoint.map = make_adapter_map(base_, adapter.adapted);
     checkpoint.layout = std::move(resolved.layout);
     checkpoint.checksums = std::move(resolved.checksums);
-    checkpoint.links = link_megatron(checkpoint.map, checkpoint.layout);
+    checkpoint.links = link_megatron(checkpoint.map, checkpoint.layout, LinkedSide::kSource);
     checkpoint.tensors = checkpoint.map.tensors;
     for (const auto& link : checkpoint.links.links)
       checkpoint.tensors[link.model].dtype = checkpoint.layout.tensor(link.stored).dtype;

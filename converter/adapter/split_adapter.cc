@@ -405,7 +405,7 @@ class AdapterSplit {
            .shards = {distckpt::packed_shard(distckpt::Box::whole(factor.shape), DType::kF32,
                                              storage, 0)}});
     }
-    checkpoint.links = link_megatron(checkpoint.map, checkpoint.layout);
+    checkpoint.links = link_megatron(checkpoint.map, checkpoint.layout, LinkedSide::kSource);
     if (options_.form == AdapterForm::kMegatron) {
       // The target's map; both have the same tensors in Hugging Face terms.
       for (auto& one : adapter.adapted) one.tp = options_.parallel.tensor_model_parallel_size;

@@ -96,7 +96,7 @@ Checkpoint describe_mesh(const MeshLayout& mesh, const SaveOptions& options) {
                    .map = make_model_map(options.config),
                    .tensors = {},
                    .layout = mesh.layout};
-  model.links = link_megatron(model.map, model.layout);
+  model.links = link_megatron(model.map, model.layout, LinkedSide::kSource);
   check_padding(model, options.parallel);
   model.tensors = model.map.tensors;
   for (const auto& link : model.links.links) {

@@ -98,6 +98,9 @@ struct Family {
   bool (*describes)(const models::TransformerConfig& config) = nullptr;
   // Whether its models have what only few families have (families.cc, has_rare_parts).
   bool rare = false;
+  // Its tensors have no counterparts in Megatron here: they go from one Hugging Face folder or
+  // archive to another as they are, whatever their names and dtypes.
+  bool passes_through = false;
 };
 
 // Names that several families share.
@@ -202,15 +205,17 @@ inline constexpr HfCopy kDeepSeekPredictionCopies[] = {
 extern const std::span<const Family>
     kLlamaFamilies;  // llama, mistral, ministral3, mistral3, qwen2, qwen2_5_vl, qwen3, qwen3_vl,
                      // seed_oss
-extern const std::span<const Family> kErnieFamilies;    // ernie4_5, ernie4_5_moe
-extern const std::span<const Family> kGemmaFamilies;    // gemma2, gemma3_text, gemma3
+extern const std::span<const Family> kErnieFamilies;  // ernie4_5, ernie4_5_moe
+// gemma2, gemma3_text, gemma3, gemma4_text, gemma4
+extern const std::span<const Family> kGemmaFamilies;
 extern const std::span<const Family> kGlm4Families;     // glm4
 extern const std::span<const Family> kMixtralFamilies;  // mixtral
 extern const std::span<const Family> kQwenMoeFamilies;  // qwen2_moe, qwen3_moe, qwen3_vl_moe
 extern const std::span<const Family> kOlmoeFamilies;    // olmoe
 extern const std::span<const Family> kMiniMaxFamilies;  // minimax_m2
 extern const std::span<const Family> kBailingFamilies;  // bailing_moe_v2
-// deepseek_v2, deepseek_v3 (Moonlight), kimi_k2, kimi_k25, glm4_moe_lite, deepseek_v32, glm_moe_dsa
+// deepseek_v2, deepseek_v3 (Moonlight), kimi_k2, kimi_k25, glm4_moe_lite, deepseek_v32,
+// glm_moe_dsa, deepseek_v4
 extern const std::span<const Family> kDeepSeekFamilies;
 extern const std::span<const Family> kGlmFamilies;       // glm4_moe
 extern const std::span<const Family> kHybridFamilies;    // qwen3_next, qwen3_5 (Qwen3.6)

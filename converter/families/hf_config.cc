@@ -117,6 +117,16 @@ void drop_experts(TransformerConfig& config) {
   config.moe_router_topk_scaling_factor = dense.moe_router_topk_scaling_factor;
 }
 
+// The sizes that reports name.
+void read_sizes(const ConfigFields& fields, TransformerConfig& config) {
+  config.num_layers = fields.size("num_hidden_layers", std::nullopt, kMaxLayers);
+  config.hidden_size = fields.size("hidden_size");
+  config.num_attention_heads = fields.size("num_attention_heads", std::nullopt, kMaxHeads);
+  config.num_query_groups =
+      fields.size("num_key_value_heads", config.num_attention_heads, kMaxHeads);
+  config.vocab_size = fields.size("vocab_size");
+}
+
 }  // namespace
 
 TransformerConfig parse_hf_config(std::string_view text, std::string_view source) {
@@ -126,7 +136,7 @@ TransformerConfig parse_hf_config(std::string_view text, std::string_view source
   config.family = distckpt::json_string(all.required("model_type"), "model_type", source);
   const auto* const family = with_context([&] { return fmt::format("reading {}", source); },
                                           [&] { return &find_family(config.family); });
-  parse_quantization(text, source);
+  if (!family->passes_through) parse_quantization(text, source);
   const bool nested = !family->config_key.empty() && all.find(family->config_key) != nullptr;
   auto described = nested ? all.required(family->config_key) : object;
   if (!family->defaults.empty() && described.is_object()) {
@@ -135,6 +145,10 @@ TransformerConfig parse_hf_config(std::string_view text, std::string_view source
   }
   const ConfigFields fields(
       described, nested ? fmt::format("{}: {}", source, family->config_key) : std::string(source));
+  if (family->passes_through) {
+    read_sizes(fields, config);
+    return config;
+  }
   for (const auto* key : {"hidden_act", "hidden_activation", "mlp_hidden_act"}) {
     const auto activation = fields.text(key, family->activation);
     require(activation == family->activation, ErrorKind::kLayout,

@@ -28,8 +28,11 @@ struct Form {
 
 class Linker {
  public:
-  Linker(const ModelMap& map, const distckpt::Layout& layout, std::string_view prefix)
-      : map_(map), layout_(layout) {
+  Linker(const ModelMap& map,
+         const distckpt::Layout& layout,
+         std::string_view prefix,
+         LinkedSide side)
+      : map_(map), layout_(layout), side_(side) {
     for (std::uint32_t i = 0; i < layout.tensors().size(); ++i) {
       const auto& name = layout.tensor(i).name;
       const auto key = prefix.empty() ? language_model_key(name) : strip_wrappers(name);
@@ -112,7 +115,7 @@ class Linker {
       leading.offset.push_back(index);
       leading.size.push_back(1);
     };
-    if (form.layers) add_axis(map_.config.num_layers, *tensor.layer);
+    if (form.layers) add_axis(tensor.stack_size, tensor.stack_index);
     if (form.experts) add_axis(map_.config.num_moe_experts, *tensor.expert);
     const int row_dim = expected.rank();
     expected.push_back(form.num_rows);
@@ -137,11 +140,15 @@ class Linker {
         box.offset.push_back(part.box.offset[d] - (d == 0 ? form.from : 0));
         box.size.push_back(part.box.size[d]);
       }
+      if (part.copy > 0 && side_ == LinkedSide::kSource) {
+        result_.left_out.push_back({.stored = stored_index, .box = box});
+        continue;
+      }
       result_.links.push_back({.model = part.model,
                                .model_box = part.model_box,
                                .stored = stored_index,
                                .stored_box = box,
-                               .copy = copy,
+                               .copy = copy + part.copy,
                                .axes = part.axes,
                                .less = tensor.less_one ? 1 : 0});
     }
@@ -165,6 +172,7 @@ class Linker {
 
   const ModelMap& map_;
   const distckpt::Layout& layout_;
+  LinkedSide side_;
   std::map<std::string_view, std::uint32_t> stored_;
   std::set<std::uint32_t> linked_;
   distckpt::TensorMap result_;
@@ -174,8 +182,9 @@ class Linker {
 
 distckpt::TensorMap link_megatron(const ModelMap& map,
                                   const distckpt::Layout& layout,
+                                  LinkedSide side,
                                   std::string_view prefix) {
-  return Linker(map, layout, prefix).link();
+  return Linker(map, layout, prefix, side).link();
 }
 
 bool is_training_state(std::string_view key) {

@@ -2,6 +2,7 @@
 // keys: stacked over layers or one per layer, experts stacked or apart, gate and up apart, wrapped.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -12,11 +13,17 @@
 
 namespace ferry::converter {
 
+// The side of a plan. Elements that Megatron has a second time and does not compute
+// with (values that are keys) are written; those of a source are left out, since training changes
+// the first ones alone.
+enum class LinkedSide : std::uint8_t { kSource, kTarget };
+
 // Throws Error(kLayout) naming the tensor that is missing, surplus or of another shape. Tied
 // embeddings that are stored twice become a second copy. Stored tensors count whose keys begin
 // with `prefix`; without one, those that are no training state.
 distckpt::TensorMap link_megatron(const ModelMap& map,
                                   const distckpt::Layout& layout,
+                                  LinkedSide side = LinkedSide::kTarget,
                                   std::string_view prefix = {});
 
 // Checks the objects of a checkpoint: extra states of modules that the family has, complete. Throws

@@ -94,9 +94,11 @@ class Builder {
   ModelMap build() {
     const auto& config = map_.config;
     const auto& names = *map_.family->names;
+    if (map_.family->passes_through) return std::move(map_);
     const Section first{.stage = Stage::kFirst, .table = &models::kEmbeddingSection};
     const Section last{.stage = Stage::kLast, .table = &models::kHeadSection};
     add({first}, names.first, "");
+    add_states(first);
     for (std::int64_t layer = 0; layer < config.num_layers; ++layer) {
       add_layer(models::layer_sections(config, layer), fill_in(names.layer, kLayerMark, layer));
     }
@@ -179,10 +181,14 @@ class Builder {
            std::span<const HfName> names,
            const std::string& hf) {
     std::size_t found = 0;
+    const auto applies = [&](const Section& section, models::When when) {
+      const auto sizes = models::layer_sizes(section, map_.config);
+      return models::applies(when, sizes ? *sizes : map_.config);
+    };
     for (const auto& name : names) {
       for (const auto& section : sections) {
         const auto* const row = row_of(*section.table, name);
-        if (row == nullptr || !models::applies(row->when, map_.config)) continue;
+        if (row == nullptr || !applies(section, row->when)) continue;
         const auto parameters = expand_braces(name.parameter);
         found += parameters.size();
         if (parameters.size() > 1) {
@@ -200,7 +206,7 @@ class Builder {
     }
     for (const auto& section : sections) {
       found -= static_cast<std::size_t>(std::ranges::count_if(
-          section.table->rows, [&](auto& row) { return models::applies(row.when, map_.config); }));
+          section.table->rows, [&](auto& row) { return applies(section, row.when); }));
     }
     require(found == 0, ErrorKind::kLayout,
             "the family {} names no tensors for some parameters that its configuration asks for",
@@ -261,7 +267,9 @@ class Builder {
                      const std::string& hf,
                      std::optional<std::int64_t> expert) {
     MegatronTensor tensor{models::make_parameter(section, row, map_.config, expert)};
-    const auto rows = models::merged_rows(row, map_.config);
+    const auto sizes = models::layer_sizes(section, map_.config);
+    const auto& config = sizes ? *sizes : map_.config;
+    const auto rows = models::merged_rows(row, config);
     const auto texts = expand_braces(fill_in(name.hf, kExpertMark, expert.value_or(0)));
     const HfShape lies{.stacked = expert && name.hf.find(kExpertMark) == std::string_view::npos,
                        .merged = texts.size() == 1 && rows.size() > 1,
@@ -271,10 +279,14 @@ class Builder {
     require(lies.merged || texts.size() == rows.size(), ErrorKind::kBug,
             "{}: {} names for {} parts", name.hf, texts.size(), rows.size());
     std::vector<std::uint32_t> sources;
+    std::vector<int> copies;  // of the source
     for (const auto& part : texts) {
       auto shape = tensor.shape;
       if (!lies.merged) shape[0] = rows[sources.size()];
-      sources.push_back(add_model(hf + part, shape, lies, std::ssize(rows)));
+      const auto repeats = std::ranges::find(texts, part) - texts.begin();
+      copies.push_back(repeats < std::ssize(sources) ? 1 : 0);
+      sources.push_back(copies.back() > 0 ? sources[static_cast<std::size_t>(repeats)]
+                                          : add_model(hf + part, shape, lies, std::ssize(rows)));
     }
     std::int64_t at = 0;
     // Rows [from, from + count) of part i.
@@ -284,23 +296,24 @@ class Builder {
       auto part = lies.part(rows_of(tensor.shape, from, count), static_cast<std::int64_t>(i),
                             expert.value_or(0));
       part.model = sources[lies.merged ? 0 : i];
+      part.copy = copies[lies.merged ? 0 : i];
       part.box = rows_of(tensor.shape, at, count);
       tensor.parts.push_back(part);
       at += count;
     };
     const bool qkv = row.merge == Merge::kQkvGroups;
-    const auto groups = qkv ? map_.config.num_query_groups : 1;
+    const auto groups = qkv ? config.num_query_groups : 1;
     for (std::int64_t group = 0; group < groups; ++group) {
       for (std::size_t i = 0; i < rows.size(); ++i) {
         const auto count = rows[i] / groups;
         const auto from = group * count;
-        if (!qkv || i > 0 || !map_.config.attention_output_gate) {
+        if (!qkv || i > 0 || !config.attention_output_gate) {
           add_part(i, from, count);
           continue;
         }
         // Hugging Face has each query and then its gate, Megatron a group's queries and then their
         // gates.
-        const auto head = map_.config.kv_channels;
+        const auto head = config.kv_channels;
         for (const auto first : {std::int64_t{0}, head}) {
           for (auto row_of_head = first; row_of_head < count; row_of_head += 2 * head)
             add_part(i, from + row_of_head, head);
@@ -348,8 +361,8 @@ class Builder {
             .expert = row.per_expert ? std::optional(e) : std::nullopt};
         auto& object = state.object;
         if (stacked) {
-          object.global_shape.push_back(map_.config.num_layers);
-          object.global_offset.push_back(*section.layer);
+          object.global_shape.push_back(section.stack_size);
+          object.global_offset.push_back(section.stack_index);
         }
         if (row.per_expert) {
           object.global_shape.push_back(map_.config.num_moe_experts);

@@ -30,6 +30,7 @@ struct MappedPart {
   distckpt::Box model_box{};
   distckpt::Box box{};
   distckpt::Dims axes{};
+  int copy = 0;  // of the model tensor: a parameter may hold it more than once
 };
 
 // A parameter, and the model tensors that make it up.

@@ -78,7 +78,15 @@ std::string why_not(const Match& match, const TransformerConfig& config) {
     case When::kSinks:
     case When::kHybrid:
     case When::kNotHybrid:
+    case When::kFusedNorms:
+    case When::kLocalNorms:
+    case When::kOwnValues:
+    case When::kKeyValues:
+    case When::kBranches:
       return {};
+    case When::kPerLayerInputs:
+      return "config.json says that layers have no inputs of their own "
+             "(hidden_size_per_layer_input)";
     case When::kLatentExperts:
       return "config.json says that experts are as wide as the layers (moe_latent_size)";
     case When::kQkvBias:

@@ -41,7 +41,8 @@ class HfOpener {
           if (!found) return std::nullopt;
           return checkpoint_.layout.tensor(*found).shape;
         });
-    quantization_ = parse_quantization(hf.config_text(), hf.config_source());
+    if (!checkpoint_.map.family->passes_through)
+      quantization_ = parse_quantization(hf.config_text(), hf.config_source());
     checkpoint_.tensors = checkpoint_.map.tensors;
     for (std::uint32_t i = 0; i < checkpoint_.layout.tensors().size(); ++i) link(i);
     if (quantization_ && !keep_quantized_) checkpoint_.hf->leave_quantization();
@@ -112,6 +113,7 @@ class HfOpener {
   }
 
   void link(std::uint32_t index) {
+    if (checkpoint_.map.family->passes_through) return link_as_it_is(index);
     const auto& stored = checkpoint_.layout.tensor(index);
     if (uses(Quantization::Method::kMxfp4) && stored.name.ends_with(kBlocksSuffix))
       return link_blocks(index);

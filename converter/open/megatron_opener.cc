@@ -66,7 +66,7 @@ class MegatronOpener {
     if (stored_.assemble) stored_.assemble(checkpoint_.map, stored_);
     checkpoint_.layout = std::move(stored_.layout);
     checkpoint_.checksums = std::move(stored_.checksums);
-    checkpoint_.links = link_megatron(checkpoint_.map, checkpoint_.layout);
+    checkpoint_.links = link_megatron(checkpoint_.map, checkpoint_.layout, LinkedSide::kSource);
     link_replicas(std::move(stored_.replicas), checkpoint_.layout, checkpoint_.links);
     checkpoint_.tensors = checkpoint_.map.tensors;
     for (const auto& link : checkpoint_.links.links) {
@@ -104,6 +104,13 @@ class MegatronOpener {
                   "name the folder of its config.json with --hf-config");
     }
     config_ = *args;
+    const bool two_sizes = std::ranges::any_of(stored_.outline, [](auto& tensor) {
+      return tensor.first.find(".self_attention_global.") != std::string::npos;
+    });
+    require(!two_sizes, ErrorKind::kNotFound,
+            "{}: its arguments do not say the sizes of attention in Gemma 4; name the folder of "
+            "config.json with --hf-config",
+            folder.string());
     require(!config_.multi_latent_attention || config_.kv_lora_rank > 0, ErrorKind::kNotFound,
             "{}: its arguments do not say the sizes of latent attention; name the folder of "
             "config.json with --hf-config",

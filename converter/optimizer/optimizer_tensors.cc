@@ -448,7 +448,8 @@ void link_optimizer(const ModelMap& map,
                     distckpt::TensorMap& links) {
   for (const auto& kind : kinds) {
     const auto state = optimizer_map(map, kind);
-    auto found = link_megatron(state, layout, fmt::format("{}{}.", kStatePrefix, kind));
+    auto found =
+        link_megatron(state, layout, LinkedSide::kTarget, fmt::format("{}{}.", kStatePrefix, kind));
     for (auto& link : found.links) link.model += first;
     links.links.insert(links.links.end(), found.links.begin(), found.links.end());
     links.padding.insert(links.padding.end(), found.padding.begin(), found.padding.end());

@@ -160,7 +160,7 @@ ShardedTensor sharded_tensor(const ModelMap& map,
     ++shard.prepend_axis_num;
   };
   if (tensor.expert) prepend(map.config.num_moe_experts, *tensor.expert);
-  if (shard.key == tensor.stacked_key) prepend(map.config.num_layers, *tensor.layer);
+  if (shard.key == tensor.stacked_key) prepend(tensor.stack_size, tensor.stack_index);
   return shard;
 }
 

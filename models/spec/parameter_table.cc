@@ -13,8 +13,14 @@ using E = Extent;
 // clang-format off
 constexpr ParameterRow kEmbedding[] = {
     {"embedding.word_embeddings.weight", kCopy, kColumn, E::kVocab, E::kHidden},
+    {"per_layer_embedding.weight",  kCopy, kColumn, E::kPerLayerVocab, E::kAllLayers, kPerLayerInputs, 400},
+    {"per_layer_model_proj.weight", kCopy, kColumn, E::kAllLayers,     E::kHidden,    kPerLayerInputs, 410},
+    {"per_layer_proj_norm.weight",  kCopy, kNone,   E::kPerLayer,      E::kNone,      kPerLayerInputs, 420},
 };
+// clang-format on
+constexpr ExtraStateRow kEmbeddingStates[] = {{"per_layer_model_proj", kPerLayerInputs}};
 
+// clang-format off
 constexpr ParameterRow kGroupedQueryAttention[] = {
     {"self_attention.linear_qkv.layer_norm_weight", kCopy,      kNone,   E::kHidden,   E::kNone,   kAlways,     60},
     {"self_attention.linear_qkv.weight",            kQkvGroups, kColumn, E::kGroups,   E::kHidden, kAlways,     70},
@@ -35,9 +41,55 @@ constexpr OtherName kGroupedQueryAttentionOther[] = {
     {"post_self_attn_layernorm.weight", "self_attention.post_self_attn_layernorm.weight"},
 };
 constexpr ExtraStateRow kGroupedQueryAttentionStates[] = {
-    {"self_attention.linear_qkv"},           {"self_attention.linear_proj"},
+    {"self_attention.linear_qkv"},
+    {"self_attention.linear_proj"},
     {"self_attention.core_attention"},  // megatron-core up to 0.14 insists on it
-    {"self_attention.q_layernorm", kQkNorm}, {"self_attention.k_layernorm", kQkNorm},
+    {"self_attention.q_layernorm", kQkNorm},
+    {"self_attention.k_layernorm", kQkNorm},
+    {"self_attention.linear_proj.post_layernorm", kLinearNorms},
+};
+
+// clang-format off
+constexpr ParameterRow kSlidingAttention[] = {
+    {"self_attention_sliding.linear_qkv.layer_norm_weight", kCopy,  kNone,   E::kHidden,   E::kNone,   kFusedNorms, 60},
+    {"self_attention_sliding.linear_qkv.weight",       kQkvGroups,  kColumn, E::kGroups,   E::kHidden, kAlways,     70},
+    {"self_attention_sliding.q_layernorm.weight",           kCopy,  kNone,   E::kChannels, E::kNone,   kAlways,    160},
+    {"self_attention_sliding.k_layernorm.weight",           kCopy,  kNone,   E::kChannels, E::kNone,   kAlways,    170},
+    {"self_attention_sliding.linear_proj.weight",           kCopy,  kRow,    E::kHidden,   E::kHeads,  kAlways,     40},
+    {"self_attention_sliding.linear_proj.post_layernorm.weight", kCopy, kNone, E::kHidden, E::kNone,   kLinearNorms, 55},
+};
+constexpr ParameterRow kGlobalAttention[] = {
+    {"self_attention_global.linear_qkv.layer_norm_weight",  kCopy,  kNone,   E::kHidden,   E::kNone,   kFusedNorms, 60},
+    {"self_attention_global.linear_qkv.weight",        kQkvGroups,  kColumn, E::kGroups,   E::kHidden, kOwnValues,  70},
+    {"self_attention_global.linear_qkv.weight",        kQkvGroups,  kColumn, E::kGroups,   E::kHidden, kKeyValues,  70},
+    {"self_attention_global.q_layernorm.weight",            kCopy,  kNone,   E::kChannels, E::kNone,   kAlways,    160},
+    {"self_attention_global.k_layernorm.weight",            kCopy,  kNone,   E::kChannels, E::kNone,   kAlways,    170},
+    {"self_attention_global.linear_proj.weight",            kCopy,  kRow,    E::kHidden,   E::kHeads,  kAlways,     40},
+    {"self_attention_global.linear_proj.post_layernorm.weight", kCopy, kNone, E::kHidden,  E::kNone,   kLinearNorms, 55},
+};
+constexpr ParameterRow kScaledLayer[] = {
+    {"input_layernorm.weight",           kCopy, kNone, E::kHidden,   E::kNone,     kLocalNorms,      30},
+    {"post_self_attn_layernorm.weight",  kCopy, kNone, E::kHidden,   E::kNone,     kLayerNorms,     175},
+    {"per_layer_input_gate.weight",      kCopy, kNone, E::kPerLayer, E::kHidden,   kPerLayerInputs, 301},
+    {"per_layer_projection.weight",      kCopy, kNone, E::kHidden,   E::kPerLayer, kPerLayerInputs, 302},
+    {"post_per_layer_input_norm.weight", kCopy, kNone, E::kHidden,   E::kNone,     kPerLayerInputs, 303},
+    {"layer_scalar",                     kCopy, kNone, E::kOne,      E::kNone,     kFusedNorms,     304},
+    {"layer_scalar",                     kCopy, kNone, E::kOne,      E::kNone,     kLocalNorms,     304, false, true},
+};
+// clang-format on
+constexpr ExtraStateRow kSlidingAttentionStates[] = {
+    {"self_attention_sliding.linear_qkv"},
+    {"self_attention_sliding.linear_proj"},
+    {"self_attention_sliding.linear_proj.post_layernorm", kLinearNorms},
+    {"self_attention_sliding.q_layernorm", kFusedNorms},
+    {"self_attention_sliding.k_layernorm", kFusedNorms},
+};
+constexpr ExtraStateRow kGlobalAttentionStates[] = {
+    {"self_attention_global.linear_qkv"},
+    {"self_attention_global.linear_proj"},
+    {"self_attention_global.linear_proj.post_layernorm", kLinearNorms},
+    {"self_attention_global.q_layernorm", kFusedNorms},
+    {"self_attention_global.k_layernorm", kFusedNorms},
 };
 
 // clang-format off
@@ -128,7 +180,8 @@ constexpr ParameterRow kGatedMlp[] = {
     {"mlp.linear_fc1.bias",              kGateUp, kColumn, E::kFfn,    E::kNone,   kLinearBias, 210},
     {"mlp.linear_fc2.weight",            kCopy,   kRow,    E::kHidden, E::kFfn,    kAlways,     220},
     {"mlp.linear_fc2.bias",              kCopy,   kNone,   E::kHidden, E::kNone,   kLinearBias, 230},
-    {"mlp.linear_fc1.layer_norm_weight", kCopy,   kNone,   E::kHidden, E::kNone,   kAlways,     190},
+    {"mlp.linear_fc1.layer_norm_weight", kCopy,   kNone,   E::kHidden, E::kNone,   kFusedNorms, 190},
+    {"pre_mlp_layernorm.weight",         kCopy,   kNone,   E::kHidden, E::kNone,   kLocalNorms, 180},
     {"mlp.linear_fc2.post_layernorm.weight", kCopy, kNone, E::kHidden, E::kNone,   kLinearNorms, 235},
     {"post_mlp_layernorm.weight",        kCopy,   kNone,   E::kHidden, E::kNone,   kLayerNorms, 295},
 };
@@ -137,7 +190,8 @@ constexpr OtherName kGatedMlpOther[] = {
     {"mlp.linear_fc1.layer_norm_weight", "pre_mlp_layernorm.weight"},
     {"post_mlp_layernorm.weight", "mlp.post_mlp_layernorm.weight"},
 };
-constexpr ExtraStateRow kGatedMlpStates[] = {{"mlp.linear_fc1"}, {"mlp.linear_fc2"}};
+constexpr ExtraStateRow kGatedMlpStates[] = {
+    {"mlp.linear_fc1"}, {"mlp.linear_fc2"}, {"mlp.linear_fc2.post_layernorm", kLinearNorms}};
 
 // clang-format off
 constexpr ParameterRow kMoe[] = {
@@ -154,6 +208,12 @@ constexpr ParameterRow kMoe[] = {
     {"mlp.fc1_latent_proj.weight",            kCopy,   kNone,   E::kMoeLatent, E::kHidden,    kLatentExperts, 246},
     {"mlp.fc2_latent_proj.weight",            kCopy,   kNone,   E::kHidden,    E::kMoeLatent, kLatentExperts, 247},
     {"mlp.shared_experts.gate_weight",        kCopy,   kNone,   E::kOne,       E::kHidden,    kSharedGate, 270},
+    {"mlp.router.scale",                      kCopy,   kNone,   E::kHidden,    E::kNone,      kBranches,   242},
+    {"mlp.router.per_expert_scale",           kCopy,   kNone,   E::kExperts,   E::kNone,      kBranches,   241},
+    {"mlp.post_moe_layernorm.weight",         kCopy,   kNone,   E::kHidden,    E::kNone,      kBranches,   292},
+    {"mlp.post_shared_expert_layernorm.weight", kCopy, kNone,   E::kHidden,    E::kNone,      kBranches,   293},
+    {"pre_shared_expert_layernorm.weight",    kCopy,   kNone,   E::kHidden,    E::kNone,      kBranches,   296},
+    {"post_ffn_layernorm.weight",             kCopy,   kNone,   E::kHidden,    E::kNone,      kBranches,   297},
 };
 // clang-format on
 constexpr OtherName kMoeOther[] = {
@@ -266,10 +326,15 @@ std::int64_t size_of_tower(Extent extent, const VisionConfig& vision) {
 
 }  // namespace
 
-const ParameterSection kEmbeddingSection{.rows = kEmbedding};
+const ParameterSection kEmbeddingSection{.rows = kEmbedding, .extra_states = kEmbeddingStates};
 const ParameterSection kGroupedQueryAttentionSection{.rows = kGroupedQueryAttention,
                                                      .other_names = kGroupedQueryAttentionOther,
                                                      .extra_states = kGroupedQueryAttentionStates};
+const ParameterSection kSlidingAttentionSection{.rows = kSlidingAttention,
+                                                .extra_states = kSlidingAttentionStates};
+const ParameterSection kGlobalAttentionSection{.rows = kGlobalAttention,
+                                               .extra_states = kGlobalAttentionStates};
+const ParameterSection kScaledLayerSection{.rows = kScaledLayer};
 const ParameterSection kLatentAttentionSection{.rows = kLatentAttention,
                                                .other_names = kLatentAttentionOther,
                                                .extra_states = kLatentAttentionStates};
@@ -362,6 +427,12 @@ std::int64_t size_of(Extent extent, const TransformerConfig& config) {
       return config.moe_latent_size;
     case Extent::kMoeHidden:
       return config.moe_latent_size > 0 ? config.moe_latent_size : config.hidden_size;
+    case Extent::kPerLayer:
+      return config.per_layer_embed_dim;
+    case Extent::kAllLayers:
+      return config.num_layers * config.per_layer_embed_dim;
+    case Extent::kPerLayerVocab:
+      return config.per_layer_embed_vocab_size;
     case Extent::kVisionHidden:
     case Extent::kVisionQkv:
     case Extent::kVisionFfn:
@@ -417,6 +488,18 @@ bool applies(When when, const TransformerConfig& config) {
       return config.post_norm == PostNorm::kOfLayer;
     case When::kLinearNorms:
       return config.post_norm == PostNorm::kOfLinear;
+    case When::kFusedNorms:
+      return !config.has_local_norms();
+    case When::kLocalNorms:
+      return config.has_local_norms();
+    case When::kOwnValues:
+      return config.key_values == KeyValues::kProjected;
+    case When::kKeyValues:
+      return config.key_values == KeyValues::kKeys;
+    case When::kPerLayerInputs:
+      return config.per_layer_embed_dim > 0;
+    case When::kBranches:
+      return config.has_global_attention() && config.num_moe_experts > 0;
     case When::kLatentExperts:
       return config.moe_latent_size > 0;
     case When::kHybrid:

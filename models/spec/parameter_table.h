@@ -66,6 +66,9 @@ enum class Extent : std::uint8_t {
   kMambaHeads,      // mamba_num_heads
   kMoeLatent,       // moe_latent_size
   kMoeHidden,       // of experts: moe_latent_size, or hidden_size where that is 0
+  kPerLayer,        // per_layer_embed_dim
+  kAllLayers,       // num_layers * per_layer_embed_dim
+  kPerLayerVocab,   // per_layer_embed_vocab_size, which is not padded
   kVisionHidden,    // of a vision tower (VisionConfig): hidden_size
   kVisionQkv,       // 3 * hidden_size
   kVisionFfn,       // intermediate_size
@@ -98,10 +101,16 @@ enum class When : std::uint8_t {
   kNoQLora,     // queries at once
   kDense,   // latent attention to all keys: the projection up of keys and values holds their norm
   kSparse,  // to those that an indexer chooses: the norms of the low-rank paths stand alone
-  kLayerNorms,     // PostNorm::kOfLayer
-  kLinearNorms,    // PostNorm::kOfLinear
-  kLatentExperts,  // experts of a smaller width than the layers'
-  kHybrid,         // layers of one module each
+  kLayerNorms,      // PostNorm::kOfLayer
+  kLinearNorms,     // PostNorm::kOfLinear
+  kFusedNorms,      // norms that the linear layer behind them holds
+  kLocalNorms,      // norms that stand alone (has_local_norms)
+  kOwnValues,       // attention that projects values (KeyValues)
+  kKeyValues,       // attention whose keys are its values
+  kPerLayerInputs,  // an embedding for each layer
+  kBranches,        // experts beside a feed-forward, each with norms of its own
+  kLatentExperts,   // experts of a smaller width than the layers'
+  kHybrid,          // layers of one module each
   kNotHybrid,
 };
 
@@ -156,6 +165,11 @@ struct ParameterSection {
 
 extern const ParameterSection kEmbeddingSection;
 extern const ParameterSection kGroupedQueryAttentionSection;
+// Attention of two sizes: layers that look at a window, those that look at all tokens, and the
+// norms and scalars around either.
+extern const ParameterSection kSlidingAttentionSection;
+extern const ParameterSection kGlobalAttentionSection;
+extern const ParameterSection kScaledLayerSection;
 extern const ParameterSection kLatentAttentionSection;
 extern const ParameterSection kGatedDeltaNetSection;
 extern const ParameterSection kMambaSection;

@@ -6,17 +6,49 @@
 
 namespace ferry::models {
 
+namespace {
+
+// Layers that look at a window alone are stacked, and so are those that look at all tokens.
+std::vector<Section> two_kinds_of_layers(const TransformerConfig& config,
+                                         std::int64_t layer,
+                                         const Section& section) {
+  std::vector<Section> sections(3, section);
+  auto& attention = sections[0];
+  const bool sliding = config.window_of(layer).has_value();
+  attention.table = sliding ? &kSlidingAttentionSection : &kGlobalAttentionSection;
+  attention.stack_size = attention.stack_index = 0;
+  for (std::int64_t other = 0; other < config.num_layers; ++other) {
+    if (config.window_of(other).has_value() != sliding) continue;
+    ++attention.stack_size;
+    if (other < layer) ++attention.stack_index;
+  }
+  sections[1].table = &kScaledLayerSection;
+  sections[2].table = &mlp_section(config.is_moe_layer(layer));
+  return sections;
+}
+
+}  // namespace
+
+std::optional<TransformerConfig> layer_sizes(const Section& section,
+                                             const TransformerConfig& config) {
+  if (section.stage != Stage::kLayer || !config.has_global_attention()) return std::nullopt;
+  return config.of_layer(*section.layer);
+}
+
 std::vector<Section> layer_sections(const TransformerConfig& config, std::int64_t layer) {
   const Section section{
       .stage = Stage::kLayer,
       .layer = layer,
       .prefix = fmt::format("{}{}.", kDecoderLayers, layer),
       .stacked = std::string(kDecoderLayers),
+      .stack_size = config.num_layers,
+      .stack_index = layer,
       .table = config.is_hybrid_model()
                    ? &hybrid_section(config,
                                      config.hybrid_layer_pattern[static_cast<std::size_t>(layer)])
                    : &attention_section(config, config.is_linear_attention_layer(layer))};
   if (config.is_hybrid_model()) return {section};
+  if (config.has_global_attention()) return two_kinds_of_layers(config, layer, section);
   std::vector<Section> sections{section, section};
   sections[1].table = &mlp_section(config.is_moe_layer(layer));
   return sections;
@@ -65,11 +97,15 @@ std::vector<Section> vision_sections(const TransformerConfig& config) {
 
 WholeParameter make_parameter(const Section& section,
                               const ParameterRow& row,
-                              const TransformerConfig& config,
+                              const TransformerConfig& model,
                               std::optional<std::int64_t> expert) {
+  const auto sizes = layer_sizes(section, model);
+  const auto& config = sizes ? *sizes : model;
   WholeParameter parameter{
       .row = &row,
       .key = fmt::format("{}{}", section.prefix, row.name),
+      .stack_size = section.stack_size,
+      .stack_index = section.stack_index,
       .layer = section.layer,
       .expert = expert,
       .merge = row.merge == Merge::kGateUp && !config.gated_linear_unit ? Merge::kCopy : row.merge,
@@ -96,14 +132,16 @@ WholeParameter make_parameter(const Section& section,
 }
 
 std::vector<WholeParameter> parameters_of(const Section& section,
-                                          const TransformerConfig& config,
+                                          const TransformerConfig& model,
                                           ExpertRange experts) {
+  const auto sizes = layer_sizes(section, model);
+  const auto& config = sizes ? *sizes : model;
   std::vector<WholeParameter> parameters;
   const auto rows = section.table->rows;
   for (std::size_t i = 0; i < rows.size();) {
     if (!rows[i].per_expert) {
       if (applies(rows[i].when, config))
-        parameters.push_back(make_parameter(section, rows[i], config, std::nullopt));
+        parameters.push_back(make_parameter(section, rows[i], model, std::nullopt));
       ++i;
       continue;
     }
@@ -112,7 +150,7 @@ std::vector<WholeParameter> parameters_of(const Section& section,
     for (auto expert = experts.begin; expert < experts.end; ++expert) {
       for (auto one = i; one < end; ++one) {
         if (applies(rows[one].when, config))
-          parameters.push_back(make_parameter(section, rows[one], config, expert));
+          parameters.push_back(make_parameter(section, rows[one], model, expert));
       }
     }
     i = end;

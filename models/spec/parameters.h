@@ -29,8 +29,14 @@ struct Section {
   std::optional<std::int64_t> layer{};  // of the decoder, or of the prediction layers
   std::string prefix{};                 // "decoder.layers.3."
   std::string stacked{};                // "decoder.layers."; empty where nothing is stacked
+  std::int64_t stack_size = 0;          // layers that lie in such a stack, and the place in it
+  std::int64_t stack_index = 0;
   const ParameterSection* table = nullptr;
 };
+
+// The configuration with the sizes of the section's layer; nothing where they are the model's.
+std::optional<TransformerConfig> layer_sizes(const Section& section,
+                                             const TransformerConfig& config);
 
 // Attention and feed-forward of a decoder layer; the one module of a layer of a hybrid model.
 std::vector<Section> layer_sections(const TransformerConfig& config, std::int64_t layer);
@@ -49,7 +55,9 @@ struct WholeParameter {
   // stacked "decoder.layers.mlp.linear_fc1.weight". Experts share a key, whose first axis (after
   // that of the layers) counts them.
   std::string key{};
-  std::string stacked_key{};             // empty outside of the decoder's layers
+  std::string stacked_key{};    // empty outside of the decoder's layers
+  std::int64_t stack_size = 0;  // the first axis below stacked_key, and the place on it
+  std::int64_t stack_index = 0;
   std::vector<std::string> also{};       // other spellings of key, then of stacked_key
   std::optional<std::int64_t> layer{};   // of the decoder, or of the prediction layers
   std::optional<std::int64_t> expert{};  // of the whole layer

@@ -1,7 +1,6 @@
 #include "models/spec/sharding.h"
 
 #include <algorithm>
-#include <array>
 #include <utility>
 
 #include "distckpt/base/error.h"
@@ -182,13 +181,15 @@ std::optional<Indivisible> find_indivisible(const TransformerConfig& config,
   if (config.num_moe_experts % parallel.expert_model_parallel_size != 0)
     return Indivisible{"ep", fmt::format("{} experts", config.num_moe_experts)};
   const auto find_in = [&](const Section& section) -> std::optional<Indivisible> {
+    const auto sizes = layer_sizes(section, config);
+    const auto& own = sizes ? *sizes : config;
     for (const auto& parameter : parameters_of(section, config, {0, 1})) {
       const auto cut = cut_of(parameter, alignment);
       if (!cut) continue;
       const int ranks = parameter.expert ? parallel.expert_tensor_parallel() : tp;
-      if (parameter.merge == Merge::kQkvGroups && !config.shares_query_groups(ranks)) {
+      if (parameter.merge == Merge::kQkvGroups && !own.shares_query_groups(ranks)) {
         return Indivisible{
-            "tp", fmt::format("{} query groups of {}", config.num_query_groups, parameter.key)};
+            "tp", fmt::format("{} query groups of {}", own.num_query_groups, parameter.key)};
       }
       const auto size = parameter.vocabulary ? parallel.padded_vocab_size(parameter.shape[0])
                                              : parameter.shape[cut->dim];
@@ -217,9 +218,12 @@ std::optional<Indivisible> find_indivisible(const TransformerConfig& config,
     }
   } else {
     using Kind = std::pair<bool, bool>;
+    const bool two_sizes = config.has_global_attention();
     for (const auto& kind : {Kind{false, false}, {false, true}, {true, false}, {true, true}}) {
       add_first([&](std::int64_t layer) {
-        return Kind{config.is_moe_layer(layer), config.is_linear_attention_layer(layer)} == kind;
+        const bool other = two_sizes ? config.window_of(layer).has_value()
+                                     : config.is_linear_attention_layer(layer);
+        return Kind{config.is_moe_layer(layer), other} == kind;
       });
     }
   }
@@ -239,6 +243,8 @@ namespace {
 std::string_view not_computed(const TransformerConfig& config) {
   if (config.is_hybrid_model()) return "Mamba layers";
   if (config.is_sparse()) return "sparse attention";
+  if (config.has_global_attention()) return "attention of two sizes";
+  if (config.family == "deepseek_v4") return "compressed attention and hyper-connections";
   if (config.family == "bailing_moe_v2") return "a rounding of experts' results of their own";
   const bool experts_alone = config.moe_shared_expert_intermediate_size == 0 &&
                              config.num_moe_experts > 0 &&
@@ -247,9 +253,6 @@ std::string_view not_computed(const TransformerConfig& config) {
   if (config.activation != "silu" && !(config.activation == "quick_geglu" && experts_alone) &&
       !(config.activation == "gelu_pytorch_tanh" && dense))
     return "an activation other than SiLU";
-  constexpr std::array<std::string_view, 6> kSeeing{"gemma3",     "kimi_k25", "mistral3",
-                                                    "qwen2_5_vl", "qwen3_5",  "qwen3_5_moe"};
-  if (std::ranges::find(kSeeing, config.family) != kSeeing.end()) return "a vision tower";
   if (config.post_norm == PostNorm::kOfLinear && !config.softmax_scale)
     return "settings that Megatron's arguments do not name (--hf-config says them)";
   return {};

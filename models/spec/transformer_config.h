@@ -52,6 +52,12 @@ enum class PostNorm : std::uint8_t {
 // again, or behind it alone; the last multiplies by 1 + weight.
 enum class NormRounding : std::uint8_t { kBeforeWeight, kOnce, kOnceByOnePlus };
 
+// The keys and values of a layer's attention.
+enum class KeyValues : std::uint8_t {
+  kProjected,  // each by a projection of its own
+  kKeys,       // the projection of the keys gives the values, too
+};
+
 // Tokens of a chunk of the gated delta rule (chunk_size of transformers).
 inline constexpr std::int64_t kDeltaChunk = 64;
 
@@ -79,6 +85,16 @@ struct TransformerConfig {
   std::optional<std::int64_t> sliding_window{};
   // Per layer, where they differ: does it look at the sliding window alone.
   std::vector<bool> window_attn_skip_freq{};
+  // Gemma 4: layers that look at all tokens have heads of this size and query groups of their own,
+  // of which global_rotary_percent turns. 0: all layers are alike.
+  std::int64_t global_kv_channels = 0;
+  std::int64_t num_global_query_groups = 0;
+  double global_rotary_percent = 1.0;
+  bool attention_k_eq_v = false;                 // in those layers, keys are values
+  KeyValues key_values = KeyValues::kProjected;  // of one layer (of_layer)
+  // A second embedding, which has this many channels for each layer; 0: none.
+  std::int64_t per_layer_embed_dim = 0;
+  std::int64_t per_layer_embed_vocab_size = 0;
   // The factor of products of queries and keys, where it is not that of a head's channels.
   std::optional<double> softmax_scale{};
   bool softmax_offset = false;  // softmax_type "learnable": each head has a sink
@@ -162,6 +178,19 @@ struct TransformerConfig {
     const auto i = static_cast<std::size_t>(layer);
     const bool sees_all = i < window_attn_skip_freq.size() && !window_attn_skip_freq[i];
     return sees_all ? std::nullopt : sliding_window;
+  }
+  bool has_global_attention() const { return global_kv_channels > 0; }
+  // Norms before attention and feed-forward are modules of their own, not of the linear layer that
+  // follows them (Megatron-Bridge's dense Gemma 4 is of Megatron-Core's local layers).
+  bool has_local_norms() const { return has_global_attention() && num_moe_experts == 0; }
+  // The configuration with the sizes of one layer, where layers differ in them.
+  TransformerConfig of_layer(std::int64_t layer) const {
+    auto config = *this;
+    if (!has_global_attention() || window_of(layer)) return config;
+    config.kv_channels = global_kv_channels;
+    config.num_query_groups = num_global_query_groups;
+    if (attention_k_eq_v) config.key_values = KeyValues::kKeys;
+    return config;
   }
   // Whether the layer turns by rotary_base_local.
   bool turns_locally(std::int64_t layer) const {

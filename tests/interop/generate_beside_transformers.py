@@ -18,7 +18,9 @@ FERRY = Path(os.environ.get("FERRY", Path(__file__).resolve().parents[2] / "buil
 
 def load(checkpoint, dtype=torch.bfloat16):
     transformers.logging.set_verbosity_error()
-    model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=dtype, attn_implementation="eager").eval()
+    sees = hasattr(transformers.AutoConfig.from_pretrained(checkpoint), "vision_config")
+    kind = transformers.AutoModelForImageTextToText if sees else transformers.AutoModelForCausalLM
+    model = kind.from_pretrained(checkpoint, dtype=dtype, attn_implementation="eager").eval()
     model.generation_config.eos_token_id = None  # go on to the last token
     model.generation_config.pad_token_id = 0
     return model
@@ -26,7 +28,7 @@ def load(checkpoint, dtype=torch.bfloat16):
 
 def random_prompts(model, count, lengths, seed=1):
     generator = torch.Generator().manual_seed(seed)
-    return [torch.randint(3, model.config.vocab_size, (lengths[i % len(lengths)],), generator=generator).tolist() for i in range(count)]
+    return [torch.randint(3, model.config.get_text_config().vocab_size, (lengths[i % len(lengths)],), generator=generator).tolist() for i in range(count)]
 
 
 @torch.no_grad()

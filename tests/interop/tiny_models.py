@@ -6,6 +6,15 @@ BASE = dict(vocab_size=256, hidden_size=32, num_hidden_layers=4, num_attention_h
             intermediate_size=48, max_position_embeddings=64, tie_word_embeddings=False)
 
 
+def gemma4_text(**k):
+    """A small Gemma 4 whose layers of global attention have heads of another size and keys that are values."""
+    pattern = ["sliding_attention", "sliding_attention", "full_attention"]
+    return {**dict(
+        vocab_size=90, hidden_size=24, intermediate_size=28, num_hidden_layers=6, layer_types=2 * pattern, num_attention_heads=8,
+        num_key_value_heads=4, head_dim=8, global_head_dim=12, num_global_key_value_heads=2, attention_k_eq_v=True, max_position_embeddings=64,
+        sliding_window=9, final_logit_softcapping=8.0), **k}
+
+
 def hf_configs():
     import transformers as T
     def c(**k): return {**BASE, **k}
@@ -59,6 +68,7 @@ def hf_configs():
             **odd(tie_word_embeddings=True, query_pre_attn_scalar=8, sliding_window=16, sliding_window_pattern=2)),
         "gemma2": lambda: T.Gemma2Config(**odd(tie_word_embeddings=True, query_pre_attn_scalar=6, sliding_window=12, attn_logit_softcapping=5.0,
                                                final_logit_softcapping=8.0, num_hidden_layers=3)),
+        "gemma4_text": lambda: T.Gemma4TextConfig(**gemma4_text(), hidden_size_per_layer_input=10, vocab_size_per_layer_input=88),
         "ministral3": lambda: T.Ministral3Config(
             **odd(rope_parameters={"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 16,
                                    "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1})),
@@ -204,20 +214,27 @@ def wrapped_configs():
         "gemma3": lambda: T.Gemma3Config(
             text_config=dict(text, query_pre_attn_scalar=8, sliding_window=16, sliding_window_pattern=2),
             vision_config=dict(vision, image_size=8), mm_tokens_per_image=4),
+        "gemma4": lambda: T.Gemma4Config(  # with experts, a vision tower and one for audio
+            text_config=gemma4_text(hidden_size_per_layer_input=0, enable_moe_block=True, num_experts=4, top_k_experts=2,
+                                    moe_intermediate_size=20),
+            vision_config=dict(vision, num_key_value_heads=2, head_dim=8, position_embedding_size=6),
+            audio_config=dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, subsampling_conv_channels=[4, 2], output_proj_dims=12)),
     }
 
 
-def make_wrapped(name, folder):
-    """A tiny model that also sees, with random weights, named as on the hub."""
+def make_wrapped(name, folder, **text):
+    """A tiny model that also sees, with random weights, named as on the hub; `text` changes its language model."""
     import torch
     import transformers as T
     from safetensors.torch import load_file, save_file
     T.logging.set_verbosity_error()
     config = wrapped_configs()[name]()
+    for key, value in text.items():
+        setattr(config.text_config, key, value)
     torch.manual_seed(sum(map(ord, name)))
     model = getattr(T, config.__class__.__name__.replace("Config", "ForConditionalGeneration"))(config).to(torch.bfloat16)
     with torch.no_grad():
-        for n, p in [*model.named_parameters(), *(b for b in model.named_buffers() if "correction_bias" in b[0])]:
+        for n, p in [*model.named_parameters(), *(b for b in model.named_buffers() if b[0].endswith(("correction_bias", "layer_scalar")))]:
             p.copy_(0.2 * torch.randn(p.shape) + (1 if p.ndim == 1 and "norm" in n else 0))
     model.save_pretrained(folder)
     if name == "qwen3_vl_moe":  # transformers 5.17 saves experts as it holds them
@@ -238,7 +255,7 @@ def make_hf(name, out):
     m = T.AutoModelForCausalLM.from_config(cfg).float()
     with torch.no_grad():
         for n, p in list(m.named_parameters()) + list(m.named_buffers()):
-            if not p.is_floating_point() or "inv_freq" in n:
+            if not p.is_floating_point() or "inv_freq" in n or "embed_scale" in n:
                 continue
             if n.endswith("linear_attn.norm.weight"):  # less one, many of these are not numbers of bf16
                 p.copy_(0.05 + 1.5 * torch.rand_like(p))
@@ -258,7 +275,7 @@ def make_hf(name, out):
             if n not in wide:
                 p.copy_(p.to(torch.bfloat16).float())
         for n, b in m.named_buffers():
-            if "inv_freq" not in n and b.is_floating_point():
+            if "inv_freq" not in n and "embed_scale" not in n and b.is_floating_point():
                 b.copy_(b.to(torch.bfloat16).float())
     m.eval()
     ids = (torch.arange(24) * 37 + 11) % cfg.vocab_size

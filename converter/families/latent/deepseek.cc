@@ -107,6 +107,9 @@ bool describes_sparse(const TransformerConfig& config) {
   return config.is_sparse();
 }
 
+// DeepSeek-V4: compressed attention and hyper-connections, whose parameters the table lacks.
+constexpr HfNames kUnmapped{};
+
 constexpr Family kDeepSeek[] = {
     {.model_type = "deepseek_v2",
      .names = &kDeepSeekNames,
@@ -134,6 +137,7 @@ constexpr Family kDeepSeek[] = {
      .describes = describes_sparse,
      .rare = true},
     {.model_type = "glm_moe_dsa", .names = &kDeepSeekNames, .configure = read_sparse},
+    {.model_type = "deepseek_v4", .names = &kUnmapped, .passes_through = true},
 };
 
 }  // namespace

@@ -1,4 +1,5 @@
-// The families that the documents list are those that the program knows.
+// The families that the documents list are those that the program knows, and those that they call
+// computed are those that a mesh takes.
 #include "converter/families/families.h"
 
 #include <gtest/gtest.h>
@@ -8,11 +9,17 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <map>
+#include <nlohmann/json.hpp>
 #include <regex>
 #include <set>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "converter/families/hf_config.h"
+#include "distckpt/base/error.h"
+#include "models/spec/sharding.h"
 
 namespace ferry::converter {
 namespace families_test {
@@ -71,11 +78,79 @@ TEST(Families, AreThoseThatConvertingLists) {
   EXPECT_EQ(listed, in_code) << "docs/converting.md lists each model_type once, in backticks";
 }
 
-TEST(Families, HaveTheNamesThatReadmeLists) {
-  const auto converted = names(converted_families());
-  ASSERT_GT(converted.size(), 20);
-  EXPECT_EQ(names(readme_cell("families") + ", " + readme_cell("families, converted only")),
-            converted);
+// A config.json of each family: those of tests/data, and, for a model_type that no model there has,
+// that of one with the same members.
+std::map<std::string, nlohmann::json> configurations() {
+  std::map<std::string, nlohmann::json> found;
+  const std::filesystem::path root(std::getenv("FERRY_SOURCE_ROOT"));
+  for (const auto& entry : std::filesystem::directory_iterator(root / "tests/data")) {
+    const auto path = entry.path() / "hf/config.json";
+    if (!entry.path().filename().string().starts_with("hf_") || !std::filesystem::exists(path))
+      continue;
+    auto config = nlohmann::json::parse(std::ifstream(path));
+    const auto type = config["model_type"].get<std::string>();
+    found.emplace(type, std::move(config));
+  }
+  const auto alike = [&](const std::string& type, const std::string& other) {
+    auto config = found.at(other);
+    config["model_type"] = type;
+    found.emplace(type, std::move(config));
+  };
+  alike("kimi_k2", "deepseek_v3");
+  alike("deepseek_v32", "glm_moe_dsa");
+  alike("mistral", "llama");
+  alike("deepseek_v4", "llama");
+  for (const std::string type : {"qwen3_5", "qwen3_5_moe"}) {
+    found.emplace(type,
+                  nlohmann::json{{"model_type", type}, {"text_config", found.at(type + "_text")}});
+  }
+  return found;
+}
+
+// The names before each pair of parentheses, and the model types in it.
+std::map<std::string, std::vector<std::string>> types_of_names() {
+  std::map<std::string, std::vector<std::string>> found;
+  const auto cells = converted_families();
+  const std::regex group("([^()]*)\\(([^)]*)\\)"), code("`([^`]*)`");
+  for (std::sregex_iterator at(cells.begin(), cells.end(), group), none; at != none; ++at) {
+    const auto types = (*at)[2].str();
+    for (const auto& name : names((*at)[1].str())) {
+      for (std::sregex_iterator type(types.begin(), types.end(), code); type != none; ++type)
+        found[name].push_back((*type)[1].str());
+    }
+  }
+  return found;
+}
+
+bool is_computed(const nlohmann::json& config) {
+  const auto parsed = parse_hf_config(config.dump(), "config.json");
+  try {
+    models::check_fits(parsed, models::MeshShape(models::ParallelConfig{}, 1));
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("converted, but not computed"), std::string::npos)
+        << error.what();
+    return false;
+  }
+  return true;
+}
+
+// A family that is computed under one of its model types counts as computed.
+TEST(Families, AreComputedWhereReadmeSaysSo) {
+  const auto configs = configurations();
+  std::set<std::string> computed, converted, see;
+  for (const auto& [name, types] : types_of_names()) {
+    bool one_is_computed = false;
+    for (const auto& type : types) {
+      ASSERT_TRUE(configs.contains(type)) << type;
+      one_is_computed = one_is_computed || is_computed(configs.at(type));
+      if (find_family(type).configure_vision != nullptr) see.insert(name);
+    }
+    (one_is_computed ? computed : converted).insert(name);
+  }
+  ASSERT_GT(computed.size(), 20);
+  EXPECT_EQ(names(readme_cell("families")), computed);
+  EXPECT_EQ(names(readme_cell("families, converted only")), converted);
+  EXPECT_EQ(names(readme_cell("families that see images")), see);
 }
 
 }  // namespace families_test

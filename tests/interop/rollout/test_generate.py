@@ -50,7 +50,7 @@ def only(*arguments, **kwargs):
     return output
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen2_tied", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "moonlight", "glm4_moe", "glm4", "ernie4_5", "gemma3_text", "gemma2", "ministral3", "ernie4_5_moe", "minimax_m2",
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen2_tied", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "moonlight", "glm4_moe", "glm4", "ernie4_5", "gemma3_text", "gemma3", "mistral3", "qwen2_5_vl", "kimi_k25", "gemma2", "ministral3", "ernie4_5_moe", "minimax_m2",
                                     "gpt_oss", "qwen3_next", "qwen3_5", "qwen3_5_moe"])
 def test_tokens_and_log_probs_are_those_of_transformers_forward(family):
     """Greedy tokens are transformers' own, as long as its generate takes what its forward likes best."""

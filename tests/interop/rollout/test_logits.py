@@ -17,12 +17,15 @@ import hf_reference
 from meshes import covering, layout_of, name_of, prediction_layers, spread
 from ranks import free_port
 from support import DATA, FERRY, HERE, PEERS, ferry, ferry_json, llama_config, run_ok, write_hf
+from tiny_models import make_seeing
 
 TORCH = FERRY.parent / "ferry-torch"
 pytestmark = pytest.mark.skipif(not TORCH.exists(), reason="this build has no models: configure it with -Dtorch_root")
 
-DENSE = ["llama", "qwen2", "qwen2_tied", "qwen3", "seed_oss", "glm4", "ernie4_5", "gemma3_text", "gemma2", "ministral3", "qwen3_vl"]
-EXPERTS = ["mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "moonlight", "glm4_moe", "glm4_moe_lite", "olmoe", "minimax_m2", "ernie4_5_moe"]
+DENSE = ["llama", "qwen2", "qwen2_tied", "qwen3", "seed_oss", "glm4", "ernie4_5", "gemma3_text", "gemma2", "ministral3", "qwen3_vl",
+         "gemma3", "mistral3", "qwen2_5_vl"]
+EXPERTS = ["mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "moonlight", "glm4_moe", "glm4_moe_lite", "olmoe", "minimax_m2", "ernie4_5_moe",
+           "kimi_k25"]
 SIX_EXPERTS = ["gpt_oss", "qwen3_vl_moe"]
 HYBRID, HYBRID_EXPERTS = ["qwen3_5"], ["qwen3_next", "qwen3_5_moe"]  # gated delta nets, which context parallelism does not split
 
@@ -92,6 +95,13 @@ def test_one_rank_gives_the_bits_of_transformers_in_every_module(model, referenc
                          + cases(HYBRID, HYBRID_MESHES, 1) + cases(HYBRID_EXPERTS, HYBRID_EXPERT_MESHES, 1))
 def test_every_mesh_gives_the_bits_of_transformers(model, mesh, references):
     check_equal(hf(model), references(hf(model)), *flags(mesh, hf(model)))
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_5_moe"])
+def test_the_language_model_of_a_hybrid_that_also_sees(family, references, tmp_path):
+    make_seeing(family, tmp_path / "hf")
+    for options in ((), ("--tp=2", "--packed")):
+        check_equal(tmp_path / "hf", references(tmp_path / "hf"), *options)
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4])

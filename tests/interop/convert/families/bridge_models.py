@@ -11,6 +11,9 @@ Megatron-Bridge needs Python 3.12:
         'setuptools<82' psutil
     v312/bin/python tests/interop/convert/families/bridge_models.py tests/data/hf_qwen3_next/hf tests/data/bridge_models/qwen3_next.json
 
+Gemma 4 needs a newer transformers, 5.17.0: that of build/peers, whose Python 3.11 serves, too, with PYTHONPATH=build/peers/mc0192:build/peers/mb062 and
+hydra-core, omegaconf and six beside them.
+
 The file holds dtype, shape and SHA-256 of every tensor: `megatron` as Megatron-Bridge's model saves them (TP1, vocabulary not padded), `exported` as
 Megatron-Bridge exports that model again. No checkpoint is kept.
 
@@ -23,6 +26,7 @@ import json
 import os
 import sys
 import tempfile
+import typing
 
 import torch
 
@@ -36,6 +40,15 @@ def has_prediction(folder):
     from safetensors import safe_open
     with safe_open(folder + "/model.safetensors", "pt") as file:
         return any(name.startswith("mtp.") for name in file.keys())
+
+
+def name_heads_of_global_layers(config):
+    """The names that Megatron-Bridge reads of Gemma 4: transformers keeps what single layers have of their own."""
+    text = getattr(config, "text_config", config)
+    if getattr(text, "model_type", "") == "gemma4_text":
+        text.allow_global_per_layer_attribute_access = True
+        layer = text.per_layer_config["full_attention"]
+        text.global_head_dim, text.num_global_key_value_heads = layer.head_dim, layer.num_key_value_heads
 
 
 def make_model(folder):
@@ -53,10 +66,11 @@ def make_model(folder):
         if hasattr(module, "is_modelopt_dynamic_module"):
             module.is_modelopt_dynamic_module = lambda _: False
     bridge = AutoBridge.from_hf_pretrained(folder)
+    name_heads_of_global_layers(bridge.hf_pretrained.config)
     provider = bridge.to_megatron_provider(load_weights=False)
     fused = ("gradient_accumulation", "bias_activation", "bias_dropout", "masked_softmax", "moe_permute", "moe_router", "cross_entropy_loss", "apply_rope")
     settings = {"use_cpu_initialization": True, "params_dtype": torch.bfloat16, "bf16": True, "persist_layer_norm": False, "deterministic_mode": True,
-                "mtp_num_layers": int(has_prediction(folder)) or None, "should_pad_vocab": False, **{f"{what}_fusion": False for what in fused},
+                "mtp_num_layers": int(has_prediction(folder)) or None, "should_pad_vocab": False, "make_vocab_size_divisible_by": 1, **{f"{what}_fusion": False for what in fused},
                 "moe_permute_fusion": False}
     for name, value in settings.items():
         if hasattr(provider, name):
@@ -76,6 +90,7 @@ def main():
     options = parser.parse_args()
     os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=os.environ.get("MASTER_PORT", "29617"),
                       NVTE_ALLOW_NONDETERMINISTIC_ALGO="0")
+    typing.override = getattr(typing, "override", lambda method: method)  # Python 3.11 lacks it
     install_cpu_patches()
     install_te_stub("2.9.0")
     install_mamba_stub()

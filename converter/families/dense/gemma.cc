@@ -1,0 +1,365 @@
+// Gemma 2, and Gemma 3 and 4, text alone or with towers: norms behind attention and feed-forward,
+// layers of local attention between those of global, which turn by other angles, GELU. Gemma 2 and
+// 3 multiply by 1 + weight in norms. Gemma 4 has heads of another size in layers of global
+// attention, whose keys may be their values, a scalar for each layer, and a second embedding or
+// experts beside the feed-forward.
+#include <cmath>
+#include <utility>
+
+#include "converter/families/family.h"
+#include "distckpt/base/error.h"
+#include "distckpt/base/json.h"
+
+namespace ferry::converter {
+namespace {
+
+using models::TransformerConfig;
+using models::When;
+
+constexpr std::string_view kLocalAttention = "sliding_attention";
+constexpr std::string_view kGlobalAttention = "full_attention";
+
+constexpr HfName kGemmaAttentionNames[] = {
+    {"self_attention.linear_qkv.weight", "self_attn.{q,k,v}_proj.weight"},
+    {"self_attention.linear_proj.weight", "self_attn.o_proj.weight"},
+    {"self_attention.q_layernorm.weight", "self_attn.q_norm.weight"},
+    {"self_attention.k_layernorm.weight", "self_attn.k_norm.weight"},
+    {"self_attention.linear_qkv.layer_norm_weight", "input_layernorm.weight"},
+    {"self_attention.linear_proj.post_layernorm.weight", "post_attention_layernorm.weight"},
+};
+
+constexpr HfName kGemmaMlpNames[] = {
+    {"mlp.linear_fc1.weight", "mlp.{gate,up}_proj.weight"},
+    {"mlp.linear_fc2.weight", "mlp.down_proj.weight"},
+    {"mlp.linear_fc1.layer_norm_weight", "pre_feedforward_layernorm.weight"},
+    {"mlp.linear_fc2.post_layernorm.weight", "post_feedforward_layernorm.weight"},
+};
+
+constexpr HfNames kGemmaNames{
+    .first = kEmbeddingNames,
+    .attention = kGemmaAttentionNames,
+    .dense_mlp = kGemmaMlpNames,
+    .last = kHeadNames,
+};
+
+// Megatron-Bridge's projector is a linear layer, which holds the transpose.
+constexpr TowerRule kGemmaBridge[] = {
+    {"vision_tower.**", "vision_tower.**"},
+    {"multi_modal_projector.mm_soft_emb_norm.weight",
+     "multi_modal_projector.mm_soft_embed_norm.weight"},
+    {"multi_modal_projector.mm_input_projection_weight", "multi_modal_projector.proj.weight", false,
+     true},
+};
+
+constexpr HfNames kSeeingGemmaNames{
+    .layer = kWrappedLayer,
+    .first = kWrappedEmbedding,
+    .attention = kGemmaAttentionNames,
+    .dense_mlp = kGemmaMlpNames,
+    .last = kWrappedHead,
+    .carried = kVisionTower,
+    .bridge_tower = kGemmaBridge,
+};
+
+constexpr HfName kGemma4Attention[] = {
+    {"self_attention_sliding.linear_qkv.weight", "self_attn.{q,k,v}_proj.weight"},
+    {"self_attention_sliding.linear_proj.weight", "self_attn.o_proj.weight"},
+    {"self_attention_sliding.q_layernorm.weight", "self_attn.q_norm.weight"},
+    {"self_attention_sliding.k_layernorm.weight", "self_attn.k_norm.weight"},
+    {"self_attention_sliding.linear_qkv.layer_norm_weight", "input_layernorm.weight"},
+    {"self_attention_sliding.linear_proj.post_layernorm.weight", "post_attention_layernorm.weight"},
+    {"self_attention_global.linear_qkv.weight", "self_attn.{q,k,v}_proj.weight", When::kOwnValues},
+    {"self_attention_global.linear_qkv.weight", "self_attn.{q,k,k}_proj.weight", When::kKeyValues},
+    {"self_attention_global.linear_proj.weight", "self_attn.o_proj.weight"},
+    {"self_attention_global.q_layernorm.weight", "self_attn.q_norm.weight"},
+    {"self_attention_global.k_layernorm.weight", "self_attn.k_norm.weight"},
+    {"self_attention_global.linear_qkv.layer_norm_weight", "input_layernorm.weight"},
+    {"self_attention_global.linear_proj.post_layernorm.weight", "post_attention_layernorm.weight"},
+    {"input_layernorm.weight", "input_layernorm.weight"},
+    {"post_self_attn_layernorm.weight", "post_attention_layernorm.weight"},
+    {"per_layer_input_gate.weight", "per_layer_input_gate.weight"},
+    {"per_layer_projection.weight", "per_layer_projection.weight"},
+    {"post_per_layer_input_norm.weight", "post_per_layer_input_norm.weight"},
+    {"layer_scalar", "layer_scalar", When::kFusedNorms},
+    {"layer_scalar", "layer_scalar", When::kLocalNorms},  // in fp32
+};
+
+constexpr HfName kGemma4Mlp[] = {
+    {"mlp.linear_fc1.weight", "mlp.{gate,up}_proj.weight"},
+    {"mlp.linear_fc2.weight", "mlp.down_proj.weight"},
+    {"pre_mlp_layernorm.weight", "pre_feedforward_layernorm.weight"},
+    {"post_mlp_layernorm.weight", "post_feedforward_layernorm.weight"},
+};
+
+// Megatron-Bridge calls the feed-forward shared experts.
+constexpr HfName kGemma4Moe[] = {
+    {"pre_mlp_layernorm.weight", "pre_feedforward_layernorm_2.weight"},
+    {"mlp.router.weight", "router.proj.weight"},
+    {"mlp.router.scale", "router.scale"},
+    {"mlp.router.per_expert_scale", "router.per_expert_scale"},
+    {"mlp.experts.experts.linear_fc1.weight", "experts.gate_up_proj"},
+    {"mlp.experts.experts.linear_fc2.weight", "experts.down_proj"},
+    {"mlp.post_moe_layernorm.weight", "post_feedforward_layernorm_2.weight"},
+    {"pre_shared_expert_layernorm.weight", "pre_feedforward_layernorm.weight"},
+    {"mlp.shared_experts.linear_fc1.weight", "mlp.{gate,up}_proj.weight"},
+    {"mlp.shared_experts.linear_fc2.weight", "mlp.down_proj.weight"},
+    {"mlp.post_shared_expert_layernorm.weight", "post_feedforward_layernorm_1.weight"},
+    {"post_ffn_layernorm.weight", "post_feedforward_layernorm.weight"},
+};
+
+constexpr HfName kGemma4Embedding[] = {
+    {"embedding.word_embeddings.weight", "model.embed_tokens.weight"},
+    {"per_layer_embedding.weight", "model.embed_tokens_per_layer.weight"},
+    {"per_layer_model_proj.weight", "model.per_layer_model_projection.weight"},
+    {"per_layer_proj_norm.weight", "model.per_layer_projection_norm.weight"},
+};
+constexpr HfName kSeeingGemma4Embedding[] = {
+    {"embedding.word_embeddings.weight", "model.language_model.embed_tokens.weight"},
+    {"per_layer_embedding.weight", "model.language_model.embed_tokens_per_layer.weight"},
+    {"per_layer_model_proj.weight", "model.language_model.per_layer_model_projection.weight"},
+    {"per_layer_proj_norm.weight", "model.language_model.per_layer_projection_norm.weight"},
+};
+
+constexpr HfNames kGemma4Names{
+    .first = kGemma4Embedding,
+    .attention = kGemma4Attention,
+    .dense_mlp = kGemma4Mlp,
+    .moe_mlp = kGemma4Moe,
+    .last = kHeadNames,
+};
+
+constexpr std::string_view kGemma4Towers[] = {"model.vision_tower.", "model.embed_vision.",
+                                              "model.audio_tower.", "model.embed_audio."};
+constexpr TowerRule kGemma4Bridge[] = {
+    {"model.vision_tower.**", "vision_tower.**"},
+    {"model.embed_vision.**", "embed_vision.**"},
+    {"model.audio_tower.**", "audio_tower.**"},
+    {"model.embed_audio.**", "embed_audio.**"},
+};
+
+constexpr HfNames kSeeingGemma4Names{
+    .layer = kSeeingLayer,
+    .first = kSeeingGemma4Embedding,
+    .attention = kGemma4Attention,
+    .dense_mlp = kGemma4Mlp,
+    .moe_mlp = kGemma4Moe,
+    .last = kSeeingHead,
+    .carried = kGemma4Towers,
+    .bridge_tower = kGemma4Bridge,
+};
+
+// All layers but every `every`-th, where layer_types names none.
+std::vector<bool> local_layers(const ConfigFields& fields,
+                               std::int64_t num_layers,
+                               std::int64_t every) {
+  if (auto named =
+          layers_of_kind(fields, "layer_types", kLocalAttention, kGlobalAttention, num_layers))
+    return std::move(*named);
+  std::vector<bool> local;
+  for (std::int64_t i = 0; i < num_layers; ++i) local.push_back((i + 1) % every != 0);
+  return local;
+}
+
+// transformers 5 writes rope_parameters of each kind of layer, older ones rope_local_base_freq.
+double read_local_base(const ConfigFields& fields) {
+  const auto base = fields.optional_number("rope_local_base_freq").value_or(10000.0);
+  const auto* const of_layers = fields.find("rope_parameters");
+  if (of_layers == nullptr || !of_layers->contains(kLocalAttention)) return base;
+  const ConfigFields local(
+      (*of_layers)[kLocalAttention],
+      fmt::format("{}: rope_parameters of {}", fields.source(), kLocalAttention));
+  const auto type = local.text("rope_type", "default");
+  require(type == "default", ErrorKind::kLayout, "{}: rope_type is \"{}\", which is not handled",
+          local.source(), type);
+  return local.optional_number("rope_theta").value_or(base);
+}
+
+void read_gemma2(const ConfigFields& fields, TransformerConfig& config) {
+  for (const auto* key : {"attention_bias", "use_bidirectional_attention"})
+    require(!fields.flag(key, false), ErrorKind::kLayout, "{}: {} is true, which is not handled",
+            fields.source(), key);
+  config.sliding_window = fields.size("sliding_window", 4096);
+  config.window_attn_skip_freq = local_layers(fields, config.num_layers, 2);
+  const auto scalar = fields.optional_number("query_pre_attn_scalar").value_or(256.0);
+  require(scalar > 0, ErrorKind::kCorrupt, "{}: query_pre_attn_scalar is {}", fields.source(),
+          scalar);
+  config.softmax_scale = std::pow(scalar, -0.5);
+  config.embedding_scaling = true;
+  config.attn_logit_softcapping = fields.optional_number("attn_logit_softcapping");
+  config.final_logit_softcapping = fields.optional_number("final_logit_softcapping");
+  config.layernorm_zero_centered_gamma = true;
+  config.post_norm = models::PostNorm::kOfLinear;
+}
+
+// Its attention has no soft cap, whatever config.json says of one.
+void read_gemma3(const ConfigFields& fields, TransformerConfig& config) {
+  read_gemma2(fields, config);
+  const auto every = fields.size("sliding_window_pattern", 6);
+  config.window_attn_skip_freq = local_layers(fields, config.num_layers, every);
+  config.rotary_base_local = read_local_base(fields);
+  config.attn_logit_softcapping.reset();
+  config.qk_layernorm = true;
+}
+
+// Heads of layers of global attention: global_head_dim, num_global_key_value_heads; transformers 5
+// writes what single layers have of their own, per_layer_config.
+void read_global_attention(const ConfigFields& fields, TransformerConfig& config) {
+  config.attention_k_eq_v = fields.flag("attention_k_eq_v", false);
+  config.global_kv_channels = fields.size("global_head_dim", 512);
+  config.num_global_query_groups =
+      config.attention_k_eq_v
+          ? fields.size("num_global_key_value_heads", config.num_query_groups, kMaxHeads)
+          : config.num_query_groups;
+  if (const auto* const of_layers = fields.find("per_layer_config")) {
+    require(of_layers->is_object(), ErrorKind::kCorrupt, "{}: per_layer_config is no object",
+            fields.source());
+    const nlohmann::json alike = nlohmann::json::object();
+    std::optional<TransformerConfig> first;
+    for (std::int64_t layer = 0; layer < config.num_layers; ++layer) {
+      const auto key = fmt::format("{}", layer);
+      const ConfigFields own(of_layers->contains(key) ? (*of_layers)[key] : alike,
+                             fmt::format("{}: per_layer_config of {}", fields.source(), layer));
+      auto read = config;
+      read.global_kv_channels = own.size("head_dim", config.kv_channels);
+      read.num_global_query_groups =
+          own.size("num_key_value_heads", config.num_query_groups, kMaxHeads);
+      if (config.window_of(layer)) {
+        require(read.global_kv_channels == config.kv_channels &&
+                    read.num_global_query_groups == config.num_query_groups,
+                ErrorKind::kLayout, "{}: heads differ among layers of {}, which is not handled",
+                own.source(), kLocalAttention);
+        continue;
+      }
+      if (!first) first = read;
+      require(*first == read, ErrorKind::kLayout,
+              "{}: heads differ among layers of {}, which is not handled", own.source(),
+              kGlobalAttention);
+    }
+    if (first) config = *first;
+  }
+  require(config.num_attention_heads % config.num_global_query_groups == 0, ErrorKind::kCorrupt,
+          "{}: num_attention_heads {} is no multiple of num_global_key_value_heads {}",
+          fields.source(), config.num_attention_heads, config.num_global_query_groups);
+}
+
+// The first channels of a head turn in layers of global attention, as if all of them did.
+void read_proportional_rotary(const ConfigFields& fields, TransformerConfig& config) {
+  const auto& type = config.rope_scaling.type;
+  const bool named = fields.find("rope_parameters") != nullptr;
+  require(type == "proportional" || !named, ErrorKind::kLayout,
+          "{}: rope_type of {} is \"{}\", only \"proportional\" is handled", fields.source(),
+          kGlobalAttention, type.empty() ? "default" : type);
+  config.global_rotary_percent = named ? config.rotary_percent : 0.25;
+  config.rotary_percent = 1.0;
+  config.rope_scaling = {};
+  config.rotary_base_local = read_local_base(fields);
+}
+
+void read_gemma4_experts(const ConfigFields& fields, TransformerConfig& config) {
+  config.num_moe_experts = fields.size("num_experts", std::nullopt, kMaxExperts);
+  config.moe_layer_freq.assign(static_cast<std::size_t>(config.num_layers), true);
+  config.moe_ffn_hidden_size = fields.size("moe_intermediate_size");
+  config.moe_shared_expert_intermediate_size = config.ffn_hidden_size;
+  config.moe_router_topk = fields.size("top_k_experts");
+  config.moe_router_pre_softmax = true;
+}
+
+void read_gemma4(const ConfigFields& fields, TransformerConfig& config) {
+  require(!fields.flag("attention_bias", false), ErrorKind::kLayout,
+          "{}: attention_bias is true, which is not handled", fields.source());
+  const auto bidirectional = fields.text("use_bidirectional_attention", "vision");
+  require(bidirectional == "vision", ErrorKind::kLayout,
+          "{}: use_bidirectional_attention is \"{}\", which is not handled", fields.source(),
+          bidirectional);
+  config.sliding_window = fields.size("sliding_window", 512);
+  config.window_attn_skip_freq = local_layers(fields, config.num_layers, 6);
+  config.window_attn_skip_freq.back() = false;  // as transformers does
+  read_global_attention(fields, config);
+  read_proportional_rotary(fields, config);
+  const auto shared = fields.count("num_kv_shared_layers", 0, config.num_layers);
+  require(shared == 0, ErrorKind::kLayout, "{}: num_kv_shared_layers is {}, which is not handled",
+          fields.source(), shared);
+  const bool experts = fields.flag("enable_moe_block", false);
+  config.per_layer_embed_dim = fields.count("hidden_size_per_layer_input", 256, kMaxSize);
+  if (config.per_layer_embed_dim > 0)
+    config.per_layer_embed_vocab_size = fields.size("vocab_size_per_layer_input", 262144);
+  // Megatron-Bridge has no such model, and would leave the second embedding behind.
+  require(!experts || config.per_layer_embed_dim == 0, ErrorKind::kLayout,
+          "{}: enable_moe_block beside hidden_size_per_layer_input, which is not handled",
+          fields.source());
+  if (experts) read_gemma4_experts(fields, config);
+  config.softmax_scale = 1.0;
+  config.embedding_scaling = true;
+  config.final_logit_softcapping = fields.optional_number("final_logit_softcapping");
+  config.qk_layernorm = true;
+  config.post_norm = experts ? models::PostNorm::kOfLinear : models::PostNorm::kOfLayer;
+}
+
+// Gemma4TextConfig of transformers.
+constexpr std::string_view kGemma4Defaults =
+    R"({"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262144,
+        "max_position_embeddings": 131072})";
+
+constexpr Family kGemma[] = {
+    {.model_type = "gemma2",
+     .names = &kGemmaNames,
+     // Gemma2Config of transformers.
+     .defaults = R"({"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
+                     "head_dim": 256})",
+     .tied = true,
+     .activation = "gelu_pytorch_tanh",
+     .configure = read_gemma2,
+     .describes =
+         [](const TransformerConfig& config) {
+           return config.layernorm_zero_centered_gamma && !config.qk_layernorm &&
+                  !config.has_linear_attention() && config.num_moe_experts == 0;
+         },
+     .rare = true},
+    {.model_type = "gemma3_text",
+     .names = &kGemmaNames,
+     .rotary_base = 1e6,
+     .tied = true,
+     .rope_of_layers = true,
+     .activation = "gelu_pytorch_tanh",
+     .configure = read_gemma3,
+     .describes =
+         [](const TransformerConfig& config) {
+           return config.layernorm_zero_centered_gamma && config.qk_layernorm &&
+                  config.num_moe_experts == 0;
+         },
+     .rare = true},
+    {.model_type = "gemma3",
+     .names = &kSeeingGemmaNames,
+     .config_key = "text_config",
+     // Gemma3TextConfig of transformers: the files of the hub leave these out.
+     .defaults = R"({"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
+                     "vocab_size": 262208, "max_position_embeddings": 131072})",
+     .rotary_base = 1e6,
+     .tied = true,
+     .rope_of_layers = true,
+     .activation = "gelu_pytorch_tanh",
+     .configure = read_gemma3},
+    {.model_type = "gemma4_text",
+     .names = &kGemma4Names,
+     .defaults = kGemma4Defaults,
+     .rotary_base = 1e6,
+     .tied = true,
+     .rope_of_layers = true,
+     .activation = "gelu_pytorch_tanh",
+     .configure = read_gemma4},  // Megatron's arguments do not describe it
+    {.model_type = "gemma4",
+     .names = &kSeeingGemma4Names,
+     .config_key = "text_config",
+     .defaults = kGemma4Defaults,
+     .rotary_base = 1e6,
+     .tied = true,
+     .rope_of_layers = true,
+     .activation = "gelu_pytorch_tanh",
+     .configure = read_gemma4},
+};
+
+}  // namespace
+
+const std::span<const Family> kGemmaFamilies = kGemma;
+
+}  // namespace ferry::converter
