@@ -185,7 +185,10 @@ void parse_arguments(ordered_json& message) {
   }
 }
 
-ordered_json messages_of(const Fields& fields) {
+}  // namespace
+
+ordered_json chat_messages(const ordered_json& body) {
+  const Fields fields(body);
   const auto* const given = fields.find("messages");
   if (given == nullptr || !given->is_array() || given->empty())
     fields.refuse("messages", "is not a list with a message");
@@ -203,8 +206,6 @@ ordered_json messages_of(const Fields& fields) {
   }
   return messages;
 }
-
-}  // namespace
 
 void check_model(const ordered_json& body, const ServedModel& model) {
   std::string name = model.name;
@@ -233,7 +234,7 @@ std::vector<std::int64_t> chat_prompt(const ordered_json& body, const ServedMode
   bool special = false;  // the template writes them
   fields.read("add_special_tokens", special);
   try {
-    return encode(chosen->apply(messages_of(fields), options), special, model);
+    return encode(chosen->apply(chat_messages(body), options), special, model);
   } catch (const Error& error) {
     throw ApiError(400, error.what(), "messages");
   }

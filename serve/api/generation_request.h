@@ -39,6 +39,10 @@ GenerationRequest parse_chat_completion(const ordered_json& body, const ServedMo
 // The prompt of a chat: `messages`, `tools` and the options of the template in `body`.
 std::vector<std::int64_t> chat_prompt(const ordered_json& body, const ServedModel& model);
 
+// The messages of a chat as templates want them: parts of text as one text, arguments of calls as
+// objects.
+ordered_json chat_messages(const ordered_json& body);
+
 void check_model(const ordered_json& body, const ServedModel& model);
 
 }  // namespace ferry::serve

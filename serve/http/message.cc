@@ -30,6 +30,19 @@ std::string_view HttpRequest::header(std::string_view lower_case_name) const {
   return found == headers.end() ? std::string_view() : std::string_view(found->second);
 }
 
+bool HttpRequest::has_bearer(std::string_view api_key) const {
+  constexpr std::string_view kBearer = "Bearer ";
+  auto given = header("authorization");
+  if (!given.starts_with(kBearer)) return false;
+  given.remove_prefix(kBearer.size());
+  unsigned difference = given.size() == api_key.size() ? 0 : 1;
+  for (std::size_t i = 0; i < api_key.size(); ++i) {
+    const char c = given.empty() ? '\0' : given[i % given.size()];
+    difference |= static_cast<unsigned char>(c) ^ static_cast<unsigned char>(api_key[i]);
+  }
+  return difference == 0;
+}
+
 std::string HttpRequest::query_value(std::string_view name) const {
   std::string_view rest = query;
   while (!rest.empty()) {

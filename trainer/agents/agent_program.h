@@ -16,8 +16,9 @@ namespace ferry::trainer {
 class ChildProcess;
 
 enum class AgentProtocol : std::uint8_t {
-  kLines,  // of questions and answers, as below
-  kMcp,    // mcp_server.h
+  kLines,    // of questions and answers, as below
+  kMcp,      // mcp_server.h
+  kSession,  // session_program.h
 };
 
 struct AgentProgramOptions {
@@ -48,7 +49,7 @@ class AgentProgram {
   // The answers that are there; waits for a first one, but no longer than that. Every question is
   // answered: if one takes too long, or the program ends or says something else, all that are
   // open get an error, and the next question starts the program anew.
-  std::vector<AgentAnswer> answers(std::chrono::milliseconds wait);
+  virtual std::vector<AgentAnswer> answers(std::chrono::milliseconds wait);
 
  protected:
   // The process has just been started.
@@ -59,6 +60,7 @@ class AgentProgram {
   virtual std::string hear(const std::string& line, std::vector<AgentAnswer>& answers);
 
   void send(const nlohmann::json& line);
+  bool has_open() const { return !open_.empty(); }
   // Whether that question was open.
   bool close(std::int64_t id) { return open_.erase(id) > 0; }
 

@@ -1,5 +1,7 @@
 #include "trainer/agents/agent_runner.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <chrono>
 #include <iterator>
@@ -11,6 +13,8 @@
 #include "models/distributed/messages.h"
 #include "trainer/agents/env_agent_loop.h"
 #include "trainer/agents/mcp_server.h"
+#include "trainer/agents/program_agent_loop.h"
+#include "trainer/agents/session_program.h"
 #include "trainer/agents/tool_agent_loop.h"
 #include "trainer/metrics/metric_log.h"
 
@@ -22,6 +26,7 @@ namespace {
 
 std::unique_ptr<AgentProgram> make_program(const AgentProgramOptions& options) {
   if (options.protocol == AgentProtocol::kMcp) return std::make_unique<McpServer>(options);
+  if (options.protocol == AgentProtocol::kSession) return std::make_unique<SessionProgram>(options);
   return std::make_unique<AgentProgram>(options);
 }
 
@@ -29,10 +34,11 @@ std::string shown_question(const json& question) {
   return question.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
-std::string span_name(const json& question) {
+std::string span_name(AgentLoopKind loop, const json& question) {
   const auto tool = question.find("name");
-  return tool != question.end() ? "tool/" + tool->get<std::string>()
-                                : "env/" + question.at("method").get<std::string>();
+  if (tool != question.end()) return "tool/" + tool->get<std::string>();
+  return (loop == AgentLoopKind::kProgram ? "program/" : "env/") +
+         question.at("method").get<std::string>();
 }
 
 // The answer that the journal has to a question of a session.
@@ -44,6 +50,10 @@ json replayed(const Session& session, std::size_t number, const json& question) 
           "replay: session {} asks {}, where the journal has {}", session.seed,
           shown_question(question), expected);
   return known[number].at("answer");
+}
+
+std::int64_t turn_tokens(const Session& session) {
+  return static_cast<std::int64_t>(session.response.size() - session.turn_begin);
 }
 
 // How many tokens a session that is played again has when it waits for the next weights; the most
@@ -72,6 +82,9 @@ AgentRunner::AgentRunner(const AgentSections& config,
     add_loop(AgentLoopKind::kTool, std::make_unique<ToolAgentLoop>(tools, config.multi_turn));
   if (config.has(AgentLoopKind::kEnv))
     add_loop(AgentLoopKind::kEnv, std::make_unique<EnvAgentLoop>(config.agent));
+  if (config.has(AgentLoopKind::kProgram))
+    add_loop(AgentLoopKind::kProgram,
+             std::make_unique<ProgramAgentLoop>(config, encoder.tokenizer()));
 }
 
 AgentRunner::~AgentRunner() = default;
@@ -152,9 +165,10 @@ void AgentRunner::take_answers(bool wait) {
     const auto place = places_.at(id);
     places_.erase(id);
     auto& asked = asked_.at(place.session);
-    spans_.push_back({.name = span_name(asked.questions[place.question].body),
-                      .start = place.asked,
-                      .end = wall_time()});
+    spans_.push_back(
+        {.name = span_name((*sessions_)[place.session].loop, asked.questions[place.question].body),
+         .start = place.asked,
+         .end = wall_time()});
     asked.answers[place.question] = std::move(answer);
     if (++asked.num_answers == asked.questions.size()) ready_.insert(place.session);
   }
@@ -179,6 +193,8 @@ void AgentRunner::generate(std::size_t number) {
   auto mine = params_;
   mine.seed = session.seed;
   mine.max_tokens = most - static_cast<std::int64_t>(session.response.size());
+  if (const auto* loop = loop_of(session))
+    mine.max_tokens = std::min(mine.max_tokens, loop->max_tokens(session) - turn_tokens(session));
   session.routed_experts.clear();  // the request returns those of its prompt, too
   engine_.add_request(std::to_string(number), std::move(tokens), mine);
 }
@@ -214,11 +230,13 @@ void AgentRunner::turn_is_over(std::size_t number, bool stopped) {
   session.is_over = true;
   const auto* loop = loop_of(session);
   if (loop == nullptr) return observer_.is_over(number);
-  if (!stopped || (!may_go_on(session) && !loop->scores_every_turn())) return cut_off(number);
+  if (!loop->asks_about(stopped, may_go_on(session))) return cut_off(number);
   std::vector<std::int64_t> said;
-  for (auto at = session.turn_begin; at + 1 < session.response.size(); ++at)
+  for (auto at = session.turn_begin; at < session.response.size(); ++at)
     said.push_back(session.response[at].token_id);
-  auto questions = loop->turn_is_over(session, encoder_.decode(said, loop->skips_special()));
+  if (stopped) said.pop_back();
+  session.turn_stopped = stopped;
+  auto questions = loop->turn_is_over(session, encoder_.decode(said, loop->skips_special(session)));
   if (questions.empty()) return observer_.is_over(number);
   session.is_over = false;
   ask(number, std::move(questions));
@@ -238,8 +256,11 @@ void AgentRunner::ask(std::size_t number, std::vector<AgentQuestion> questions) 
       continue;
     }
     places_[next_id_] = {.session = number, .question = i, .asked = wall_time()};
-    if (!programs_.empty())
-      programs_[first_program + questions[i].program]->ask(next_id_, questions[i].body);
+    if (!programs_.empty()) {
+      auto told = questions[i].body;
+      if (!questions[i].details.is_null()) told.update(questions[i].details);
+      programs_[first_program + questions[i].program]->ask(next_id_, std::move(told));
+    }
     ++next_id_;
   }
   asked.questions = std::move(questions);
@@ -270,34 +291,81 @@ bool AgentRunner::resume(std::size_t number) {
     session.exchanges.push_back(
         {{"question", asked.questions[i].body}, {"answer", asked.answers[i]}});
   const auto* loop = loop_of(session);
-  if (session.assistant_turns == 0) {
-    if (loop->begun(session, asked.answers))
-      session.prompt = encoder_.encode_messages(session.messages, loop->shows_tools());
-    require(static_cast<std::int64_t>(session.prompt.size()) <= limits_.max_prompt_length,
-            ErrorKind::kUsage,
-            "prompt: {} tokens with what the environment says, more than data.max_prompt_length "
-            "of {}",
-            session.prompt.size(), limits_.max_prompt_length);
-    return true;
+  const bool begins = session.assistant_turns == 0;
+  auto reply =
+      begins ? loop->begun(session, asked.answers) : loop->answered(session, asked.answers);
+  if (!reply.questions.empty()) {
+    ask(number, std::move(reply.questions));
+    return false;
   }
+  if (begins) return prompt_is_known(number, reply);
   session.is_over = true;
-  const auto count = loop->answered(session, asked.answers);
-  if (count == 0) {
+  if (reply.num_messages == 0 && reply.tokens.empty()) {
     observer_.is_over(number);
     return false;
   }
-  const auto turn = may_go_on(session)
-                        ? encoder_.encode_turn(session.messages, count, loop->shows_tools())
-                        : std::vector<std::int64_t>();
+  std::vector<std::int64_t> turn;
+  try {
+    if (may_go_on(session)) turn = encoded(session, reply);
+  } catch (const Error& error) {
+    if (refuses(number, reply, error.what())) return false;
+    throw;
+  }
   const auto size = static_cast<std::int64_t>(session.response.size() + turn.size());
   if (turn.empty() || size >= limits_.max_response_length) {
-    cut_off(number);
+    const auto why = fmt::format(
+        "the session has no room for this and another turn: it has {} of {} tokens "
+        "(data.max_response_length) and {} turns of the model (multi_turn."
+        "max_assistant_turns, max_user_turns)",
+        session.response.size(), limits_.max_response_length, session.assistant_turns);
+    if (!refuses(number, reply, why)) cut_off(number);
     return false;
   }
   append(session, turn);
   ++session.user_turns;
   session.turn_begin = session.response.size();
   session.is_over = false;
+  return true;
+}
+
+// The tokens of what a reply has for the model.
+std::vector<std::int64_t> AgentRunner::encoded(const Session& session,
+                                               const AgentReply& reply) const {
+  if (reply.num_messages == 0) return reply.tokens;
+  const auto tools = loop_of(session)->tools(session);
+  if (session.assistant_turns == 0) return encoder_.encode_messages(session.messages, tools);
+  return encoder_.encode_turn(session.messages, reply.num_messages, tools);
+}
+
+// Whether the loop asks on where a reply cannot be given to the model.
+bool AgentRunner::refuses(std::size_t number, const AgentReply& reply, const std::string& why) {
+  auto& session = (*sessions_)[number];
+  auto questions = loop_of(session)->is_refused(session, reply, why);
+  if (questions.empty()) return false;
+  session.is_over = false;
+  ask(number, std::move(questions));
+  return true;
+}
+
+// Whether the model goes on.
+bool AgentRunner::prompt_is_known(std::size_t number, const AgentReply& reply) {
+  auto& session = (*sessions_)[number];
+  if (reply.num_messages == 0 && reply.tokens.empty()) return true;
+  std::vector<std::int64_t> prompt;
+  try {
+    prompt = encoded(session, reply);
+  } catch (const Error& error) {
+    if (refuses(number, reply, error.what())) return false;
+    throw;
+  }
+  if (std::cmp_greater(prompt.size(), limits_.max_prompt_length)) {
+    const auto why = fmt::format("prompt: {} tokens, more than data.max_prompt_length of {}",
+                                 prompt.size(), limits_.max_prompt_length);
+    require(refuses(number, reply, why), ErrorKind::kUsage, "{}, with what the environment says",
+            why);
+    return false;
+  }
+  session.prompt = std::move(prompt);
   return true;
 }
 

@@ -72,7 +72,7 @@ class AgentRunner {
       const std::function<bool()>& is_enough = [] { return false; });
 
   // From the question to the answer, of each since this was called last: "tool/<name>",
-  // "env/<method>".
+  // "env/<method>", "program/<method>".
   std::vector<Span> take_spans() { return std::exchange(spans_, {}); }
 
  private:
@@ -106,6 +106,9 @@ class AgentRunner {
   std::vector<AgentAnswer> receive(bool wait);
   // Whether the model goes on.
   bool resume(std::size_t number);
+  std::vector<std::int64_t> encoded(const Session& session, const AgentReply& reply) const;
+  bool refuses(std::size_t number, const AgentReply& reply, const std::string& why);
+  bool prompt_is_known(std::size_t number, const AgentReply& reply);
   void append(Session& session, const std::vector<std::int64_t>& tokens) const;
   void cut_off(std::size_t number);
 

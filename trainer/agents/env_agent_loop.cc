@@ -38,10 +38,10 @@ std::vector<AgentQuestion> EnvAgentLoop::begin(const Session& session) const {
   return {{.body = std::move(body)}};
 }
 
-bool EnvAgentLoop::begun(Session& session, std::span<const json> answers) const {
+AgentReply EnvAgentLoop::begun(Session& session, std::span<const json> answers) const {
   const auto observation = observation_of(answers.front());
   if (observation) session.messages.push_back({{"role", "user"}, {"content", *observation}});
-  return observation.has_value();
+  return {.num_messages = observation ? std::size_t{1} : 0};
 }
 
 std::vector<AgentQuestion> EnvAgentLoop::turn_is_over(Session& session,
@@ -50,7 +50,7 @@ std::vector<AgentQuestion> EnvAgentLoop::turn_is_over(Session& session,
   return {{.body = {{"method", "step"}, {"session", session.seed}, {"action", text}}}};
 }
 
-std::size_t EnvAgentLoop::answered(Session& session, std::span<const json> answers) const {
+AgentReply EnvAgentLoop::answered(Session& session, std::span<const json> answers) const {
   const auto& answer = answers.front();
   const auto observation = observation_of(answer);
   const auto reward = answer.value("reward", json(0)), done = answer.value("done", json(false));
@@ -60,10 +60,10 @@ std::size_t EnvAgentLoop::answered(Session& session, std::span<const json> answe
     session.turn_scores.emplace_back(session.response.size() - 1, reward.get<double>());
   const auto info = answer.find("info");
   if (info != answer.end() && info->is_object()) session.extra_info.update(*info);
-  if (done.get<bool>()) return 0;
+  if (done.get<bool>()) return {};
   refuse_answer(!observation, answer, "it is not done, and says nothing");
   session.messages.push_back({{"role", "user"}, {"content", *observation}});
-  return 1;
+  return {.num_messages = 1};
 }
 
 std::optional<json> EnvAgentLoop::cut_off(const Session& session) const {

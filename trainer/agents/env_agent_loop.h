@@ -20,12 +20,13 @@ class EnvAgentLoop : public AgentLoop {
 
   std::vector<AgentProgramOptions> programs() const override;
   std::vector<AgentQuestion> begin(const Session& session) const override;
-  bool begun(Session& session, std::span<const nlohmann::json> answers) const override;
+  AgentReply begun(Session& session, std::span<const nlohmann::json> answers) const override;
   std::vector<AgentQuestion> turn_is_over(Session& session, const std::string& text) const override;
   // All throw Error(kCorrupt) for an answer that is none: a session without its environment is
   // worth nothing.
-  std::size_t answered(Session& session, std::span<const nlohmann::json> answers) const override;
-  bool scores_every_turn() const override { return true; }
+  AgentReply answered(Session& session, std::span<const nlohmann::json> answers) const override;
+  // A turn that none can follow is worth a reward, too.
+  bool asks_about(bool stopped, bool) const override { return stopped; }
   std::optional<nlohmann::json> cut_off(const Session& session) const override;
 
  private:

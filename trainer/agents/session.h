@@ -33,6 +33,7 @@ struct Session {
   nlohmann::json replay{};  // of a run that is played again: its line of the journal, or null
   nlohmann::json exchanges = nlohmann::json::array();  // questions to programs, their answers
   std::size_t turn_begin = 0;  // in `response`: of the turn that the model writes, or wrote last
+  bool turn_stopped = false;   // that turn ended by itself, when a program was asked about it
   int assistant_turns = 0;
   int user_turns = 0;
   bool has_begun = false;

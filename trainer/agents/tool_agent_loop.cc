@@ -37,7 +37,7 @@ std::string call_id(const Session& session, std::size_t call) {
 ToolAgentLoop::ToolAgentLoop(Tools tools, const MultiTurnSection& config)
     : tools_(std::move(tools)), config_(config) {}
 
-bool ToolAgentLoop::skips_special() const {
+bool ToolAgentLoop::skips_special(const Session&) const {
   return !rollout::text::has_special_markers(config_.format);
 }
 
@@ -71,7 +71,7 @@ std::vector<AgentQuestion> ToolAgentLoop::turn_is_over(Session& session,
   return questions;
 }
 
-std::size_t ToolAgentLoop::answered(Session& session, std::span<const json> answers) const {
+AgentReply ToolAgentLoop::answered(Session& session, std::span<const json> answers) const {
   const auto calls = session.messages.back().at("tool_calls");
   for (std::size_t i = 0; i < answers.size(); ++i) {
     const auto name = calls[i].at("function").at("name").get<std::string>();
@@ -86,7 +86,7 @@ std::size_t ToolAgentLoop::answered(Session& session, std::span<const json> answ
     if (reward != answers[i].end() && reward->is_number())
       session.turn_scores.emplace_back(session.response.size() - 1, reward->get<double>());
   }
-  return answers.size();
+  return {.num_messages = answers.size()};
 }
 
 }  // namespace ferry::trainer

@@ -13,13 +13,13 @@ class ToolAgentLoop : public AgentLoop {
   ToolAgentLoop(Tools tools, const MultiTurnSection& config);
 
   std::vector<AgentProgramOptions> programs() const override { return tools_.programs; }
-  bool shows_tools() const override { return true; }
-  bool skips_special() const override;
+  nlohmann::ordered_json tools(const Session&) const override { return tools_.schemas; }
+  bool skips_special(const Session&) const override;
   // {"session": ..., "name": "...", "arguments": {...}} for each call.
   std::vector<AgentQuestion> turn_is_over(Session& session, const std::string& text) const override;
   // {"content": "...", "reward": 0.5}, the reward only if there is one; or {"error": "..."}, which
   // the model is told.
-  std::size_t answered(Session& session, std::span<const nlohmann::json> answers) const override;
+  AgentReply answered(Session& session, std::span<const nlohmann::json> answers) const override;
 
  private:
   Tools tools_;

@@ -2,6 +2,17 @@
 
 namespace ferry::trainer {
 
+namespace {
+
+// The key that gives a run this loop.
+std::string_view key_of(AgentLoopKind loop) {
+  return loop == AgentLoopKind::kTool  ? "multi_turn.tool_config_path"
+         : loop == AgentLoopKind::kEnv ? "agent.env_command"
+                                       : "agent.program_command";
+}
+
+}  // namespace
+
 bool AgentSections::has(AgentLoopKind loop) const {
   switch (loop) {
     case AgentLoopKind::kSingleTurn:
@@ -10,6 +21,8 @@ bool AgentSections::has(AgentLoopKind loop) const {
       return !multi_turn.tool_config_path.empty();
     case AgentLoopKind::kEnv:
       return !agent.env_command.empty();
+    case AgentLoopKind::kProgram:
+      return !agent.program_command.empty();
   }
   fail(ErrorKind::kBug, "an agent loop of no kind");
 }
@@ -18,8 +31,7 @@ AgentLoopKind AgentSections::loop_of(std::string_view agent_name) const {
   if (agent_name.empty()) return agent.default_agent_loop;
   const auto loop = parse_choice<AgentLoopKind>("agent_name", agent_name);
   require(has(loop), ErrorKind::kUsage, "agent_name: a record asks for {}, which needs {}",
-          agent_name,
-          loop == AgentLoopKind::kTool ? "multi_turn.tool_config_path" : "agent.env_command");
+          agent_name, key_of(loop));
   return loop;
 }
 
@@ -29,10 +41,16 @@ void list(ConfigTable& table, const std::string& section, AgentSections& c) {
   table.add(
       "default_agent_loop", agent.default_agent_loop,
       "for records without agent_name: single_turn_agent: the model answers once; tool_agent: "
-      "it may call tools; env_agent: an environment says something to each answer");
+      "it may call tools; env_agent: an environment says something to each answer; "
+      "program_agent: a program asks the model over HTTP");
   table.add("env_command", agent.env_command,
             "for env_agent: the environment, a program with its arguments");
   table.add("env_timeout", agent.env_timeout, "seconds that it may take for an answer",
+            at_least(1));
+  table.add("program_command", agent.program_command,
+            "for program_agent: the program, with its arguments");
+  table.add("program_timeout", agent.program_timeout,
+            "seconds from the model's answer to the program's next request, or its end",
             at_least(1));
   table.add("replay_dir", agent.replay_dir,
             "folder of a run's sessions: no program is started, its answers are taken from there");
@@ -68,6 +86,13 @@ ConfigRules<AgentSections> agent_rules() {
          return c.agent.default_agent_loop != AgentLoopKind::kEnv || c.has(AgentLoopKind::kEnv);
        },
        "env_agent acts in the environment of env_command"},
+      {"a_program_to_run",
+       {".agent.default_agent_loop", ".agent.program_command"},
+       [](const AgentSections& c) {
+         return c.agent.default_agent_loop != AgentLoopKind::kProgram ||
+                c.has(AgentLoopKind::kProgram);
+       },
+       "program_agent runs the program of program_command"},
       {"sessions_to_play_again",
        {".agent.replay_dir", ".agent.default_agent_loop"},
        [](const AgentSections& c) { return c.agent.replay_dir.empty() || c.enabled(); },

@@ -18,12 +18,14 @@ enum class AgentLoopKind : std::uint8_t {
   kSingleTurn,  // the model answers once
   kTool,        // it calls tools, and goes on with what they say
   kEnv,         // an environment says something to each answer, until it is done
+  kProgram,     // a program of the user's asks the model over HTTP
 };
 template <>
 inline constexpr auto kChoices<AgentLoopKind> =
     std::to_array<Named<AgentLoopKind>>({{"single_turn_agent", AgentLoopKind::kSingleTurn},
                                          {"tool_agent", AgentLoopKind::kTool},
-                                         {"env_agent", AgentLoopKind::kEnv}});
+                                         {"env_agent", AgentLoopKind::kEnv},
+                                         {"program_agent", AgentLoopKind::kProgram}});
 
 // The side of an answer that is too long where it is cut.
 enum class TruncateSide : std::uint8_t { kLeft, kMiddle, kRight };
@@ -42,9 +44,11 @@ inline constexpr auto kChoices<rollout::text::ToolFormat> =
 
 struct AgentSection {  // actor_rollout_ref.rollout.agent
   AgentLoopKind default_agent_loop = AgentLoopKind::kSingleTurn;
-  std::string env_command{};  // a program: docs/training/agents.md
-  int env_timeout = 60;       // seconds
-  std::string replay_dir{};   // a run's sessions, whose answers are taken
+  std::string env_command{};      // a program: docs/training/agents.md
+  int env_timeout = 60;           // seconds
+  std::string program_command{};  // of program_agent
+  int program_timeout = 600;      // seconds
+  std::string replay_dir{};       // a run's sessions, whose answers are taken
   bool operator==(const AgentSection&) const = default;
 };
 
@@ -67,7 +71,9 @@ struct AgentSections {
   // Whether records may ask for that loop.
   bool has(AgentLoopKind loop) const;
   // Whether an answer may have several turns.
-  bool enabled() const { return has(AgentLoopKind::kTool) || has(AgentLoopKind::kEnv); }
+  bool enabled() const {
+    return has(AgentLoopKind::kTool) || has(AgentLoopKind::kEnv) || has(AgentLoopKind::kProgram);
+  }
   // The loop of a record with this agent_name; "": the default one. Throws Error(kUsage) for a name
   // that is none, or of a loop that the run does not have.
   AgentLoopKind loop_of(std::string_view agent_name) const;

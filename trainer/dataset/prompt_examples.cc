@@ -15,22 +15,24 @@ PromptEncoder::PromptEncoder(const std::filesystem::path& folder,
     : data_(data),
       tokenizer_(rollout::text::Tokenizer::from_folder(folder)),
       template_(rollout::text::ChatTemplate::from_folder(folder, !tools.is_null())),
+      tool_template_(rollout::text::ChatTemplate::from_folder(folder, true)),
       tools_(std::move(tools)),
       eos_token_ids_(
           rollout::text::eos_token_ids(rollout::text::ModelFiles(folder), tokenizer_.get())) {}
 
 PromptEncoder::~PromptEncoder() = default;
 
-std::string PromptEncoder::render(const Messages& messages, bool shows_tools) const {
-  require(template_.has_value(), ErrorKind::kUsage,
+std::string PromptEncoder::render(const Messages& messages,
+                                  const nlohmann::ordered_json& tools) const {
+  const auto& chosen = tools.is_null() ? template_ : tool_template_;
+  require(chosen.has_value(), ErrorKind::kUsage,
           "a conversation of several turns needs the model's chat template, which has none");
-  return template_->apply(messages, {.add_generation_prompt = true,
-                                     .tools = shows_tools ? tools_ : nlohmann::ordered_json()});
+  return chosen->apply(messages, {.add_generation_prompt = true, .tools = tools});
 }
 
-std::vector<std::int64_t> PromptEncoder::encode_messages(const Messages& messages,
-                                                         bool shows_tools) const {
-  const auto ids = tokenizer_->encode(render(messages, shows_tools), {.add_special_tokens = false});
+std::vector<std::int64_t> PromptEncoder::encode_messages(
+    const Messages& messages, const nlohmann::ordered_json& tools) const {
+  const auto ids = tokenizer_->encode(render(messages, tools), {.add_special_tokens = false});
   return {ids.begin(), ids.end()};
 }
 
@@ -38,7 +40,7 @@ std::vector<std::int64_t> PromptEncoder::encode_messages(const Messages& message
 // texts tell where they are, whatever else these contain.
 std::vector<std::int64_t> PromptEncoder::encode_turn(const Messages& messages,
                                                      std::size_t count,
-                                                     bool shows_tools) const {
+                                                     const nlohmann::ordered_json& tools) const {
   constexpr std::string_view kAnswer = "FERRYANSWERMARK", kTurn = "FERRYTURNMARK";
   require(count > 0 && count < messages.size(), ErrorKind::kBug, "a turn of {} messages of {}",
           count, messages.size());
@@ -47,7 +49,7 @@ std::vector<std::int64_t> PromptEncoder::encode_turn(const Messages& messages,
   auto& answer = marked[messages.size() - count - 1];
   answer["content"] = kAnswer;
   answer.erase("reasoning_content");
-  const auto text = render(marked, shows_tools);
+  const auto text = render(marked, tools);
   const auto begin = text.find(kAnswer), end = text.find(kTurn);
   std::string ending;
   std::size_t at = std::string::npos;
@@ -62,7 +64,7 @@ std::vector<std::int64_t> PromptEncoder::encode_turn(const Messages& messages,
           "the chat template puts no token that ends an answer between it and the next message");
   // The text before the mark is the same in both, so the turn begins at the same place.
   marked[messages.size() - count]["content"] = messages[messages.size() - count]["content"];
-  const auto whole = render(marked, shows_tools);
+  const auto whole = render(marked, tools);
   require(whole.starts_with(std::string_view(text).substr(0, end)), ErrorKind::kUsage,
           "the chat template changes what is before a message by the message");
   // The token comes before it, since some tokenizers treat the beginning of a text in another way.
@@ -76,7 +78,8 @@ std::vector<std::int64_t> PromptEncoder::encode_turn(const Messages& messages,
 EncodedPrompt PromptEncoder::encode(PromptExample example, bool shows_tools) const {
   std::vector<TokenId> ids;
   if (template_) {
-    ids = tokenizer_->encode(render(example.prompt, shows_tools), {.add_special_tokens = false});
+    const auto tools = shows_tools ? tools_ : nlohmann::ordered_json();
+    ids = tokenizer_->encode(render(example.prompt, tools), {.add_special_tokens = false});
   } else {
     require(example.prompt.size() == 1 && example.prompt[0].at("content").is_string(),
             ErrorKind::kCorrupt, "prompt: without a chat template it is one message of text");

@@ -35,9 +35,10 @@ class PromptEncoder {
   // the tokenizer. Throws Error(kCorrupt), which makes the record malformed, for one that is not,
   // for one that is filtered, and for one without a token; Error(kUsage) for one that is too long.
   EncodedPrompt encode(PromptExample example, bool shows_tools = true) const;
-  // The whole of a conversation as a prompt, however long. Needs a chat template.
+  // The whole of a conversation as a prompt, however long. Needs a chat template. `tools`: that it
+  // shows, or null.
   std::vector<std::int64_t> encode_messages(const Messages& messages,
-                                            bool shows_tools = true) const;
+                                            const nlohmann::ordered_json& tools) const;
   // The tokens that the chat template puts behind the last answer for the messages after it, up to
   // where the next answer begins; those that end the answer are not among them, since the model has
   // written its own. Together with the tokens before, they are what the whole conversation is
@@ -46,7 +47,7 @@ class PromptEncoder {
   // for one that does not end an answer with one of eos_token_ids().
   std::vector<std::int64_t> encode_turn(const Messages& messages,
                                         std::size_t count,
-                                        bool shows_tools = true) const;
+                                        const nlohmann::ordered_json& tools) const;
 
   // The text of an answer, or of a prompt.
   std::string decode(std::span<const std::int64_t> tokens, bool skip_special_tokens) const;
@@ -56,11 +57,11 @@ class PromptEncoder {
   std::vector<std::int64_t> eos_token_ids() const { return eos_token_ids_; }
 
  private:
-  std::string render(const Messages& messages, bool shows_tools) const;
+  std::string render(const Messages& messages, const nlohmann::ordered_json& tools) const;
 
   PpoDataConfig data_;
   std::unique_ptr<rollout::text::Tokenizer> tokenizer_;
-  std::optional<rollout::text::ChatTemplate> template_;
+  std::optional<rollout::text::ChatTemplate> template_, tool_template_;
   nlohmann::ordered_json tools_;
   std::vector<std::int64_t> eos_token_ids_;
 };

@@ -44,6 +44,7 @@ json to_packet(const Session& session) {
           {"replay", session.replay},
           {"exchanges", session.exchanges},
           {"turn_begin", session.turn_begin},
+          {"turn_stopped", session.turn_stopped},
           {"assistant_turns", session.assistant_turns},
           {"user_turns", session.user_turns},
           {"has_begun", session.has_begun},
@@ -67,6 +68,7 @@ Session session_of(const json& packet) {
   session.replay = packet.at("replay");
   session.exchanges = packet.at("exchanges");
   packet.at("turn_begin").get_to(session.turn_begin);
+  packet.at("turn_stopped").get_to(session.turn_stopped);
   packet.at("assistant_turns").get_to(session.assistant_turns);
   packet.at("user_turns").get_to(session.user_turns);
   packet.at("has_begun").get_to(session.has_begun);

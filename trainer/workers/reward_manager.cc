@@ -55,9 +55,10 @@ std::int64_t RewardManager::num_restarts() const {
   return command_ ? command_->num_restarts() : 0;
 }
 
-// An environment needs no rule.
+// An environment and a program need no rule.
 bool RewardManager::judges(AgentLoopKind loop) const {
-  return !config_.reward.command.empty() || (!config_.reward.enable && loop != AgentLoopKind::kEnv);
+  return !config_.reward.command.empty() ||
+         (!config_.reward.enable && loop != AgentLoopKind::kEnv && loop != AgentLoopKind::kProgram);
 }
 
 void RewardManager::describe(RewardRequest& request,

@@ -250,7 +250,7 @@ def test_each_record_chooses_its_loop(world, work):
 
 
 @pytest.mark.parametrize("name, said", [("env_agent", "agent_name: a record asks for env_agent, which needs agent.env_command"),
-                                        ("search_agent", "agent_name: search_agent is none of single_turn_agent, tool_agent, env_agent")])
+                                        ("search_agent", "agent_name: search_agent is none of single_turn_agent, tool_agent, env_agent, program_agent")])
 def test_a_loop_that_the_run_has_not_ends_it(name, said, world, work):
     rows = [json.loads(line) for line in (world / "train.jsonl").read_text().splitlines()]
     write_rows(work / "train.jsonl", [row | {"agent_name": name} for row in rows])

@@ -17,7 +17,8 @@ void answer_lines() {
     try {
       const ferry::trainer::PromptEncoder encoder(asked["folder"].get<std::string>(), {},
                                                   asked["tools"]);
-      answer["turn"] = encoder.encode_turn(asked["messages"], asked["count"].get<std::size_t>());
+      answer["turn"] =
+          encoder.encode_turn(asked["messages"], asked["count"].get<std::size_t>(), asked["tools"]);
     } catch (const ferry::Error& error) {
       answer["error"] = error.what();
     }

@@ -1,0 +1,52 @@
+// A program of the user's talks to the model as to a server with OpenAI's API
+// (docs/training/agents.md). Its first request is the prompt, a request that goes on behind the
+// model's answer is the next message, its end has the reward.
+//
+//   {"method": "run", "session": ..., "prompt": [...], "data_source": ..., "ground_truth": ...}
+//   {"path": "/chat/completions", "request": "..."}
+//   {"method": "answer", "session": ..., "content": "...", "finish_reason": "stop"}, whose details
+//   are the response; {"path": ..., "request": ...}, or {"reward": 1.0}: the session is over
+//   {"method": "refuse", "session": ..., "message": "..."}: to a request that does not go on
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "rollout/text/tokenizer/tokenizer.h"
+#include "serve/api/generation_request.h"
+#include "serve/api/served_model.h"
+#include "trainer/agents/agent_loop.h"
+#include "trainer/config/agent_sections.h"
+
+namespace ferry::trainer {
+
+class ProgramAgentLoop : public AgentLoop {
+ public:
+  // The tokenizer outlives this.
+  ProgramAgentLoop(const AgentSections& config, const rollout::text::Tokenizer& tokenizer);
+
+  std::vector<AgentProgramOptions> programs() const override;
+  // The next three are those of the request under way.
+  nlohmann::ordered_json tools(const Session& session) const override;
+  bool skips_special(const Session& session) const override;
+  std::int64_t max_tokens(const Session& session) const override;
+  std::vector<AgentQuestion> begin(const Session& session) const override;
+  AgentReply begun(Session& session, std::span<const nlohmann::json> answers) const override;
+  std::vector<AgentQuestion> turn_is_over(Session& session, const std::string& text) const override;
+  // Both throw Error(kCorrupt) for a program that has failed, or ends without a turn.
+  AgentReply answered(Session& session, std::span<const nlohmann::json> answers) const override;
+  std::vector<AgentQuestion> is_refused(Session& session,
+                                        const AgentReply& reply,
+                                        const std::string& why) const override;
+  bool asks_about(bool, bool) const override { return true; }
+
+ private:
+  serve::GenerationRequest parse(const nlohmann::json& asked,
+                                 const std::vector<std::int64_t>& tokens) const;
+  AgentReply take_request(Session& session, const nlohmann::json& asked) const;
+
+  AgentSection config_;
+  serve::ServedModel model_;
+};
+
+}  // namespace ferry::trainer
