@@ -21,7 +21,9 @@ class EnvAgentLoopTest : public testing::Test {
     session_.response.resize(3);
   }
 
-  std::size_t answered(const json& answer) { return loop_.answered(session_, std::vector{answer}); }
+  std::size_t answered(const json& answer) {
+    return loop_.answered(session_, std::vector{answer}).num_messages;
+  }
   testing::AssertionResult refuses(const json& answer, std::string_view why) {
     return support::fails(ErrorKind::kCorrupt, {"the environment", why, answer.dump()},
                           [&] { answered(answer); });
@@ -40,10 +42,10 @@ TEST_F(EnvAgentLoopTest, IsOneProgram) {
 TEST_F(EnvAgentLoopTest, BeginsWithTheTaskOfTheRecord) {
   EXPECT_EQ(loop_.begin(session_).at(0).body,
             json({{"method", "reset"}, {"session", 7}, {"ground_truth", "12"}}));
-  EXPECT_FALSE(loop_.begun(session_, std::vector{json::object()}));
-  EXPECT_FALSE(loop_.begun(session_, std::vector{json{{"observation", nullptr}}}));
+  EXPECT_EQ(loop_.begun(session_, std::vector{json::object()}).num_messages, 0U);
+  EXPECT_EQ(loop_.begun(session_, std::vector{json{{"observation", nullptr}}}).num_messages, 0U);
   EXPECT_EQ(session_.messages.size(), 1U);
-  EXPECT_TRUE(loop_.begun(session_, std::vector{json{{"observation", "1 to 20"}}}));
+  EXPECT_EQ(loop_.begun(session_, std::vector{json{{"observation", "1 to 20"}}}).num_messages, 1U);
   EXPECT_EQ(session_.messages.back().at("content"), "1 to 20");
 }
 

@@ -73,7 +73,7 @@ TEST_F(ToolAgentLoopTest, AnswersAreMessagesInTheOrderOfTheCalls) {
   const std::vector<json> answers{{{"content", 4}, {"reward", 0.5}},
                                   {{"content", {{"a", "\xff"}}}, {"reward", "much"}},
                                   {{"error", "no answer within 5 s"}}};
-  EXPECT_EQ(loop_.answered(session_, answers), 3U);
+  EXPECT_EQ(loop_.answered(session_, answers).num_messages, 3U);
   const auto& said = session_.messages;
   EXPECT_EQ(said[1].at("content"), "4");
   EXPECT_EQ(said[1].at("tool_call_id"), "call00100");
@@ -84,7 +84,7 @@ TEST_F(ToolAgentLoopTest, AnswersAreMessagesInTheOrderOfTheCalls) {
 
 TEST_F(ToolAgentLoopTest, AnAnswerMaySayNothing) {
   (void)loop_.turn_is_over(session_, call("add", "{}"));
-  EXPECT_EQ(loop_.answered(session_, std::vector{json::object()}), 1U);
+  EXPECT_EQ(loop_.answered(session_, std::vector{json::object()}).num_messages, 1U);
   EXPECT_EQ(session_.messages.back().at("content"), "");
 }
 
