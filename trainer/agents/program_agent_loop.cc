@@ -54,7 +54,7 @@ const json& first_request(const Session& session) {
   return request_of(session);
 }
 
-// A message without what clients add or leave out. Of an answer: its text and its calls.
+// A message without what clients add or leave out; an answer keeps its text and its calls.
 ordered_json essence(const ordered_json& message) {
   ordered_json kept;
   const bool is_answer = message.value("role", "") == "assistant";
