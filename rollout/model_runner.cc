@@ -43,11 +43,10 @@ std::vector<std::vector<CopiedSlot>> slots_to_copy(std::span<const ScheduledSequ
   for (const auto& [sequence, num_new_tokens] : scheduled) {
     const auto last = static_cast<std::size_t>(sequence->num_computed_tokens / KVCache::kBlockSize);
     for (std::size_t group = 0; group < sequence->copied_from.size(); ++group) {
-      const auto from = sequence->copied_from[group];
-      const auto to = sequence->block_tables[group][last];
+      const auto from = sequence->copied_from[group] * KVCache::kBlockSize;
+      const auto to = sequence->block_tables[group][last] * KVCache::kBlockSize;
       for (std::int64_t i = 0; i < sequence->num_computed_tokens % KVCache::kBlockSize; ++i)
-        slots[group].push_back(
-            {.from = from * KVCache::kBlockSize + i, .to = to * KVCache::kBlockSize + i});
+        slots[group].push_back({.from = from + i, .to = to + i});
     }
   }
   return slots;
@@ -55,9 +54,8 @@ std::vector<std::vector<CopiedSlot>> slots_to_copy(std::span<const ScheduledSequ
 
 // Whether the rows include a token that the step before draws.
 bool takes_unknown(const ScheduledSequence& one) {
-  const auto& [sequence, num_new_tokens] = one;
-  return sequence->has_unknown() &&
-         sequence->num_computed_tokens + num_new_tokens == sequence->size();
+  return one.sequence->has_unknown() &&
+         one.sequence->num_computed_tokens + one.num_new_tokens == one.sequence->size();
 }
 
 // A copy on the host, valid when the stream has reached this point.

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 from . import _ferry
+from ._arguments import Dtype, Globs, Path, Size, plain
 from ._errors import Error
 from ._progress import Progress, reporting
-from ._reports import Dtype, Globs, Manifest, Path, Size, digest, plain
+from ._reports import Manifest, digest
 from ._tensor import Tensor, borrow
 
 Into = Union[Mapping[str, Any], Callable[[str, str, Tuple[int, ...]], Any]]

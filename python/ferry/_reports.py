@@ -1,20 +1,11 @@
 """The acts of Ferry that end in a report."""
 import json
-import os
 from dataclasses import dataclass
-from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Optional, Tuple
 
 from . import _ferry
+from ._arguments import Dtype, Globs, Iteration, Path, Size, plain
 from ._progress import Progress, reporting
-
-Path = Union[str, "os.PathLike[str]"]
-Iteration = Union[int, str, None]
-Size = Union[int, str, None]
-Dtype = Any
-"""A dtype of weights: "bf16", "fp16", "fp32", or a dtype of torch or NumPy, or its name."""
-Globs = Union[str, Sequence[str]]
-
-_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
 
 
 @dataclass(frozen=True)
@@ -312,50 +303,6 @@ class InspectReport:
     objects: List[str]
     training_state: int
     tensors: List[StoredTensor]
-
-
-def size(value: Size, name: str) -> Optional[int]:
-    """-> bytes of 1000, "64MiB", "5GB\""""
-    from ._errors import Error
-    if value is None or isinstance(value, int):
-        return value
-    units = {"": 1, "B": 1}
-    for power, letter in enumerate("KMGT", 1):
-        units[letter + "B"], units[letter + "iB"] = 1000 ** power, 1024 ** power
-    try:
-        number = value.rstrip("BKMGTi")
-        return int(float(number) * units[value[len(number):]])
-    except (AttributeError, KeyError, ValueError):
-        raise Error("usage", f"{name}={value}: is no size", [], "64MiB, 5GB, or a number of bytes") from None
-
-
-def plain(options: Dict[str, Any]) -> str:
-    """-> JSON: paths and iterations as text, sizes in bytes, dtypes by their short names, one glob as a list"""
-    for name in list(options):
-        value = options[name]
-        if name.endswith("iteration") and value is not None:
-            options[name] = str(value)
-        elif name in ("max_memory", "max_shard_size", "read_ahead"):
-            options[name] = size(value, name)
-        elif name == "dtype" and value is not None:
-            given = getattr(value, "__name__", str(value)).replace("torch.", "")
-            options[name] = _DTYPES.get(given, given)
-        elif name in ("include", "exclude") and isinstance(value, str):
-            options[name] = [value]
-        elif isinstance(value, (str, bytes, os.PathLike)):
-            text = os.fsdecode(value)
-            # JSON has no place for a name that is not UTF-8.
-            options[name] = list(os.fsencode(text)) if any("\ud800" <= letter <= "\udfff" for letter in text) else text
-        elif isinstance(value, tuple):
-            options[name] = list(value)
-    return json.dumps(options)
-
-
-def require_folder(path: Path, who: str) -> None:
-    """Raises an Error for the address of a server."""
-    from ._errors import Error
-    if "://" in os.fspath(path):
-        raise Error("usage", f"{os.fspath(path)}: {who} into a folder of this machine", [], "ferry.convert(folder, address) sends it to a bucket")
 
 
 def _report(act: str, options: Dict[str, Any], progress: Progress = False) -> Dict[str, Any]:

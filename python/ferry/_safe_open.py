@@ -4,9 +4,10 @@ from itertools import accumulate
 from math import prod
 from typing import Any, Dict, Iterator, List, Optional, Tuple, Union
 
+from ._arguments import Iteration, Path
 from ._checkpoint import Checkpoint, TensorInfo, open
 from ._errors import Error
-from ._reports import Iteration, Path, inspect
+from ._reports import inspect
 from ._tensor import Tensor
 
 _FRAMEWORKS = {"pt": "pt", "torch": "pt", "pytorch": "pt", "np": "np", "numpy": "np"}

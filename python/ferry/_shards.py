@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 from . import _ferry
+from ._arguments import Dtype, Iteration, Path, Size, plain, require_folder
 from ._checkpoint import Checkpoint, open
 from ._errors import Error
 from ._progress import Progress, reporting
-from ._reports import ConvertReport, Dtype, Iteration, Path, Size, convert_report, plain, require_folder
+from ._reports import ConvertReport, convert_report
 from ._tensor import Tensor
 
 

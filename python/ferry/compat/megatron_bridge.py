@@ -12,7 +12,8 @@ from typing import Any, Dict, Iterator, Mapping, NamedTuple, Optional, Union
 from .. import _checkpoint, _reports
 from .._checkpoint import Checkpoint
 from .._errors import Error
-from .._reports import ConvertReport, Path
+from .._arguments import Path
+from .._reports import ConvertReport
 
 # Fields of GPTModelProvider under the name that Megatron-LM's arguments have, too
 _SAME = ("bf16", "fp16", "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "kv_channels", "seq_length",

@@ -11,7 +11,7 @@ import json
 import os
 from typing import Any, Iterator, List, Sequence, Tuple
 
-from .._reports import Path
+from .._arguments import Path
 from .vllm import weights_iterator
 
 LOAD_FORMAT = "ferry.compat.sglang.load_weights"

@@ -11,7 +11,7 @@ from typing import Any, Iterator, Optional, Union
 from .. import _checkpoint
 from .._checkpoint import Checkpoint
 from .._errors import Error
-from .._reports import Iteration, Path
+from .._arguments import Iteration, Path
 from .._safe_open import safe_open
 
 

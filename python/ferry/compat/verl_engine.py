@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
 from verl.workers.rollout.utils import ensure_async_iterator
 
-from .. import _checkpoint, _reports
+from .. import _arguments, _checkpoint, _reports
 from .._errors import Error
 
 
@@ -82,8 +82,8 @@ class FerryCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         read_ahead, threads, max_memory: as in Checkpoint.tensors()
     """
 
-    def __init__(self, bucket_size: int, folder: str, model: str, is_master: bool = False, dtype: _reports.Dtype = None, keep: int = 1, timeout: float = 1800,
-                 device: Optional[str] = None, read_ahead: _reports.Size = "256MiB", threads: int = 0, max_memory: _reports.Size = "192MiB"):
+    def __init__(self, bucket_size: int, folder: str, model: str, is_master: bool = False, dtype: _arguments.Dtype = None, keep: int = 1, timeout: float = 1800,
+                 device: Optional[str] = None, read_ahead: _arguments.Size = "256MiB", threads: int = 0, max_memory: _arguments.Size = "192MiB"):
         if keep < 1:
             raise Error("usage", f"keep={keep}: the last update stays")
         self.bucket_size, self.folder, self.model, self.is_master, self.keep, self.timeout = bucket_size, folder.rstrip("/"), model, is_master, keep, timeout
