@@ -1,5 +1,5 @@
 // Mathematics by its meaning, as Hugging Face's math_verify judges it: \frac{2}{4} is 0.5, {1, 2}
-// is {2, 1}, and 3 cm is 3. tests/interop/train/test_math_verify.py lists where the two differ.
+// is {2, 1}, and 3 cm is 3. tests/interop/rewards/test_math_verify.py lists where the two differ.
 #pragma once
 
 #include <string_view>

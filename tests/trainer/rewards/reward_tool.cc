@@ -1,4 +1,4 @@
-// The peer of tests/interop/train/test_rewards.py: reads a question in JSON from each line of
+// The peer of tests/interop/rewards/test_rewards.py: reads a question in JSON from each line of
 // standard input, and writes its answer to a line of standard output.
 //
 //   reward_tool rules
