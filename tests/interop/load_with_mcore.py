@@ -96,6 +96,8 @@ def load(job, rank):
     from megatron.core import dist_checkpointing, parallel_state
     from megatron.core.tensor_parallel import random
     parallel_state.destroy_model_parallel()
+    for group in [group for group in dist.distributed_c10d._world.pg_map if group is not dist.group.WORLD]:
+        dist.destroy_process_group(group)  # each has threads that look every few milliseconds: a thousand of them leave no time for anything else
     parallel_state.initialize_model_parallel(job.tp, job.pp, expert_model_parallel_size=job.ep,
                                              expert_tensor_parallel_size=job.etp)
     random.initialize_rng_tracker()
