@@ -16,7 +16,7 @@ using nlohmann::ordered_json;
 constexpr std::string_view kPlaceholder = "<image>";
 constexpr std::string_view kData = "data:";
 constexpr std::string_view kFile = "file://";
-constexpr std::size_t kMostOfName = 80;
+constexpr std::size_t kMostOfName = 80;  // of an address that holds an image
 
 // RFC 4648, section 4.
 std::string decode_base64(std::string_view text, const std::string& name) {
@@ -172,7 +172,8 @@ class ImageTaker {
 
 std::string ImageSource::name() const {
   if (place.empty()) return "an image";
-  return place.size() > kMostOfName ? place.substr(0, kMostOfName) + "..." : place;
+  if (!place.starts_with(kData) || place.size() <= kMostOfName) return place;
+  return place.substr(0, kMostOfName) + "...";  // the rest is the image itself
 }
 
 std::string ImageSource::read(std::int64_t limit) const {
