@@ -12,7 +12,7 @@ from typing import Any, Dict, Iterator, Mapping, NamedTuple, Optional, Union
 from .. import _checkpoint, _reports
 from .._checkpoint import Checkpoint
 from .._errors import Error
-from .._arguments import Path
+from .._arguments import Path, require_folder
 from .._reports import ConvertReport
 
 # Fields of GPTModelProvider under the name that Megatron-LM's arguments have, too
@@ -180,7 +180,7 @@ class AutoBridge:
             Error: as ferry.convert() does, and "usage" for a family that has no provider; then nothing was written
         """
         source, options = cls.from_hf_pretrained(hf_model_id, **{name: kwargs.pop(name) for name in _OF_MODELS | {"revision"} if name in kwargs}), kwargs
-        _reports.require_folder(megatron_path, "Megatron-Bridge's checkpoints, with a run_config.yaml, are written")
+        require_folder(megatron_path, "Megatron-Bridge's checkpoints, with a run_config.yaml, are written")
         if "torch_dtype" in options:
             options["dtype"] = options.pop("torch_dtype")
         checkpoint = _checkpoint.open(source.hf_pretrained)

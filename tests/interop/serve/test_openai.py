@@ -6,6 +6,7 @@ import openai
 import pytest
 import torch
 import transformers
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from generate_beside_transformers import chosen, forward_log_probs, load
 from served import NAME, serve
@@ -35,7 +36,7 @@ def test_the_model_is_listed(client):
 def test_a_token_s_bytes_are_its_own_where_it_is_part_of_a_character(client, tokenizer):
     answer = client.chat.completions.create(model=NAME, messages=[{"role": "user", "content": "x"}], max_completion_tokens=200, seed=3, temperature=9,
                                             logprobs=True, top_logprobs=1, extra_body={"return_token_ids": True, "ignore_eos": True}).choices[0]
-    alphabet = transformers.convert_slow_tokenizer.bytes_to_unicode()
+    alphabet = bytes_to_unicode()
     byte_of = {character: byte for byte, character in alphabet.items()}
     pieces = [one for one in zip(answer.token_ids, answer.logprobs.content) if "\ufffd" in one[1].token and byte_of[tokenizer.convert_ids_to_tokens(one[0])[0]] != 255]
     assert len(pieces) > 10
