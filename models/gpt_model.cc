@@ -28,6 +28,26 @@ at::Tensor among_all(const at::Tensor& of_rows, const at::Tensor& rows, std::int
   return at::zeros({count}, of_rows.options()).index_copy(0, rows, of_rows);
 }
 
+// Refuses models some of whose rows have other bits beside other rows, by any kernel there is.
+void require_bitwise_on_gpu(const TransformerConfig& config,
+                            distckpt::DType dtype,
+                            at::Device device) {
+  require(dtype == distckpt::DType::kBF16, ErrorKind::kUsage,
+          "{} on a GPU is not bitwise: no attention kernel keeps its rows (docs/numerics.md)",
+          short_name(dtype));
+  const auto dim = config.kv_channels;
+  require(!config.softmax_offset || paged_attention_cuda_supports(device, at::kBFloat16, dim, dim),
+          ErrorKind::kUsage,
+          "heads of {} channels with sinks are not bitwise on a GPU: the kernel takes 64 or 128 "
+          "(docs/numerics.md)",
+          dim);
+  require(!config.attn_logit_softcapping, ErrorKind::kUsage,
+          "attention with soft caps is not bitwise on a GPU: no kernel keeps its rows "
+          "(docs/numerics.md)");
+  require(!config.has_linear_attention(), ErrorKind::kUsage,
+          "gated delta nets are not bitwise on a GPU (docs/numerics.md)");
+}
+
 }  // namespace
 
 GPTModel::GPTModel(TransformerConfig config,
@@ -53,24 +73,8 @@ GPTModel::GPTModel(TransformerConfig config,
              .deterministic = options.deterministic_mode,
              .recompute = options.recompute},
       position_embedding_(config_, mesh.world().device()) {
-  require(options.alignment == Alignment::kFast || !mesh.world().device().is_cuda() ||
-              options.dtype == distckpt::DType::kBF16,
-          ErrorKind::kUsage,
-          "{} on a GPU is not bitwise: no attention kernel keeps its rows (docs/numerics.md)",
-          short_name(options.dtype));
-  require(options.alignment == Alignment::kFast || !mesh.world().device().is_cuda() ||
-              !config_.softmax_offset ||
-              paged_attention_cuda_supports(mesh.world().device(), at::kBFloat16,
-                                            config_.kv_channels, config_.kv_channels),
-          ErrorKind::kUsage,
-          "heads of {} channels with sinks are not bitwise on a GPU: the kernel takes 64 or 128 "
-          "(docs/numerics.md)",
-          config_.kv_channels);
-  require(options.alignment == Alignment::kFast || !mesh.world().device().is_cuda() ||
-              !config_.layernorm_zero_centered_gamma,
-          ErrorKind::kUsage,
-          "norms that multiply by 1 + weight are not bitwise on a GPU: no kernel of its own has "
-          "them (docs/numerics.md)");
+  if (options.alignment == Alignment::kBitwise && mesh.world().device().is_cuda())
+    require_bitwise_on_gpu(config_, options.dtype, mesh.world().device());
   require(options.recompute.num_layers > 0, ErrorKind::kUsage,
           "recompute_num_layers is {}: it has to be positive", options.recompute.num_layers);
   const auto between = setup_.tensor_parallel.between_layers();

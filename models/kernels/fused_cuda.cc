@@ -27,7 +27,8 @@ launch::RmsNormShape norm_shape(const at::Tensor& x, double epsilon, NormRoundin
   return {.rows = x.numel() / channels,
           .channels = channels,
           .epsilon = static_cast<float>(epsilon),
-          .rounds_once = rounding == NormRounding::kOnce};
+          .rounds_once = rounding != NormRounding::kBeforeWeight,
+          .adds_one = rounding == NormRounding::kOnceByOnePlus};
 }
 
 launch::RotaryShape rotary_shape(const at::Tensor& x, bool interleaved) {

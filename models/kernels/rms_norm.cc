@@ -26,7 +26,7 @@ class FusedRmsNorm : public torch::autograd::Function<FusedRmsNorm> {
     const auto result = rms_norm_cuda(x, delta.value_or(at::Tensor()), weight, epsilon, rounding);
     context->save_for_backward({result.sum, weight, result.inverse_rms});
     context->saved_data["added"] = delta.has_value();
-    context->saved_data["rounds_once"] = rounding == NormRounding::kOnce;
+    context->saved_data["rounding"] = static_cast<std::int64_t>(rounding);
     context->set_materialize_grads(false);
     if (!delta) return {result.y};
     return {result.y, result.sum};
@@ -36,17 +36,15 @@ class FusedRmsNorm : public torch::autograd::Function<FusedRmsNorm> {
     const auto saved = context->get_saved_variables();
     const bool added = context->saved_data["added"].toBool();
     const auto of_y = grads[0].defined() ? grads[0].contiguous() : at::zeros_like(saved[0]);
-    const auto [of_x, of_weight] = rms_norm_backward_cuda(
-        of_y, saved[0], saved[1], saved[2], added ? grads[1] : at::Tensor(),
-        context->saved_data["rounds_once"].toBool() ? NormRounding::kOnce
-                                                    : NormRounding::kBeforeWeight);
+    const auto [of_x, of_weight] =
+        rms_norm_backward_cuda(of_y, saved[0], saved[1], saved[2], added ? grads[1] : at::Tensor(),
+                               static_cast<NormRounding>(context->saved_data["rounding"].toInt()));
     return {of_x, added ? of_x : at::Tensor(), of_weight, at::Tensor(), at::Tensor()};
   }
 };
 
-bool is_fused(const at::Tensor& x, NormRounding rounding) {
-  return x.is_cuda() && rounding != NormRounding::kOnceByOnePlus &&
-         rms_norm_cuda_supports(x.size(-1));
+bool is_fused(const at::Tensor& x) {
+  return x.is_cuda() && rms_norm_cuda_supports(x.size(-1));
 }
 
 }  // namespace
@@ -55,7 +53,7 @@ at::Tensor rms_norm(const at::Tensor& x,
                     const at::Tensor& weight,
                     double epsilon,
                     NormRounding rounding) {
-  if (is_fused(x, rounding))
+  if (is_fused(x))
     return FusedRmsNorm::apply(x.contiguous(), std::nullopt, weight, epsilon, rounding)[0];
   const auto wide = x.to(at::kFloat);
   const auto variance = wide.pow(2).mean(-1, /*keepdim=*/true);
@@ -75,7 +73,7 @@ at::Tensor add_and_norm(ResidualStream& stream,
                         const at::Tensor& weight,
                         double epsilon,
                         NormRounding rounding) {
-  if (stream.pending.defined() && is_fused(stream.sum, rounding)) {
+  if (stream.pending.defined() && is_fused(stream.sum)) {
     const auto results = FusedRmsNorm::apply(stream.sum, std::optional(stream.pending.contiguous()),
                                              weight, epsilon, rounding);
     stream = {.sum = results[1]};

@@ -82,12 +82,19 @@ __device__ float normed(float value, RmsNormShape shape) {
   return shape.rounds_once ? value : rounded<T>(value);
 }
 
+// The number that multiplies a normed value.
+template <typename T>
+__device__ float factor(T weight, RmsNormShape shape) {
+  return shape.adds_one ? __fadd_rn(1.0F, widen(weight)) : widen(weight);
+}
+
 template <typename T>
 __device__ void scale_row(
     const T* x, const T* weight, T* y, RmsNormShape shape, float inverse_rms, int first, int step) {
   const std::int64_t channels = shape.channels;
   const auto scale = [&](T value, T by) {
-    return narrow<T>(__fmul_rn(widen(by), normed<T>(__fmul_rn(widen(value), inverse_rms), shape)));
+    return narrow<T>(
+        __fmul_rn(factor(by, shape), normed<T>(__fmul_rn(widen(value), inverse_rms), shape)));
   };
   if (channels % kVector != 0 || !is_aligned<T, kVector>(x) || !is_aligned<T, kVector>(weight) ||
       !is_aligned<T, kVector>(y)) {
@@ -171,7 +178,7 @@ __global__ void norm_few(
 #pragma unroll
     for (int j = 0; j < kVector; ++j) {
       const float value = normed<T>(__fmul_rn(widen(mine[i].at[j]), root), shape);
-      out.at[j] = narrow<T>(__fmul_rn(widen(by[i].at[j]), value));
+      out.at[j] = narrow<T>(__fmul_rn(factor(by[i].at[j], shape), value));
     }
     store(y + static_cast<std::int64_t>(blockIdx.x) * shape.channels + c, out);
   });
@@ -199,7 +206,7 @@ __global__ void norm_by_blocks(
   scale_row(in.normed(), weight, y + row * shape.channels, shape, root, thread, kWarps * kLanes);
 }
 
-// grad_x = r * g - x * r^3 / channels * sum(g * x), where g = grad_y * weight, N channels at once.
+// grad_x = r * g - x * r^3 / channels * sum(g * x), where g = grad_y * weight (or 1 + weight), N channels at once.
 // A block for each row.
 template <int N, typename T>
 __global__ void grad_of_x(const T* grad_y,
@@ -223,7 +230,7 @@ __global__ void grad_of_x(const T* grad_y,
       const auto by = load<N>(weight + c);
       float g[N];
 #pragma unroll
-      for (int i = 0; i < N; ++i) g[i] = normed<T>(widen(grads.at[i]) * widen(by.at[i]), shape);
+      for (int i = 0; i < N; ++i) g[i] = normed<T>(widen(grads.at[i]) * factor(by.at[i], shape), shape);
       body(c, g, load<N>(x + first + c));
     }
   };

@@ -1,6 +1,6 @@
 // RMSNorm in the formulas of Hugging Face: the variance and the product with its root in fp32,
 // which is rounded and then multiplied by the weight (LlamaRMSNorm), or the other way round
-// (GptOssRMSNorm; Gemma3RMSNorm adds 1 to the weight in fp32). A GPU has a kernel for the first.
+// (GptOssRMSNorm; Gemma3RMSNorm adds 1 to the weight in fp32).
 #pragma once
 
 #include <ATen/TensorOperators.h>

@@ -1,6 +1,6 @@
 // RMSNorm on a GPU, in one kernel with the bytes of Hugging Face's formula over 16 rows or more:
-// x.float(), pow(2).mean(-1), x * rsqrt(variance + epsilon), rounded unless NormRounding::kOnce,
-// times the weight, rounded.
+// x.float(), pow(2).mean(-1), x * rsqrt(variance + epsilon), rounded if
+// NormRounding::kBeforeWeight, times the weight, or 1 + weight, rounded.
 #pragma once
 
 #include <ATen/core/Tensor.h>

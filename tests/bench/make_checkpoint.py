@@ -22,10 +22,12 @@ SHAPES = {  # model_type, hidden, layers, heads, key-value heads, head_dim, ffn,
     "qwen3-30b-a3b-2": ("qwen3_moe", 2048, 2, 32, 4, 128, 768, 151936, False),  # its first two layers: 3.7 GB
     "gpt-oss-20b": ("gpt_oss", 2880, 24, 64, 8, 64, 2880, 201088, False),  # ffn: of one of 32 experts
     "gpt-oss-20b-4": ("gpt_oss", 2880, 4, 64, 8, 64, 2880, 201088, False),  # its first four layers: 8.9 GB
+    "gemma-3-4b": ("gemma3_text", 2560, 34, 8, 4, 256, 10240, 262208, True),
     "qwen3.5-35b-a3b": ("qwen3_5_moe_text", 2048, 40, 16, 2, 256, 512, 248320, False),  # ffn: of one of 256 experts
     "qwen3.5-35b-a3b-8": ("qwen3_5_moe_text", 2048, 8, 16, 2, 256, 512, 248320, False),  # its first eight layers: 15 GB
     "deepseek-v3-671b": ("deepseek_v3", 7168, 61, 128, 128, 192, 18432, 129280, False),
     "deepseek-v3-671b-4": ("deepseek_v3", 7168, 4, 128, 128, 192, 18432, 129280, False),  # three dense layers, one with experts
+    "tiny-gemma-3": ("gemma3_text", 128, 6, 4, 2, 64, 256, 500, True),
     "tiny": ("llama", 64, 2, 4, 2, 16, 96, 500, False),
     "tiny-qwen3.5": ("qwen3_5_moe_text", 256, 4, 4, 2, 64, 128, 2000, False),
     "tiny-moe": ("qwen3_moe", 64, 2, 4, 2, 16, 32, 500, False),
@@ -70,7 +72,10 @@ def tensors(shape):
         else:
             yield from gated_mlps([p + "mlp."], hidden, ffn)
         yield p + "post_attention_layernorm.weight", [hidden]
-        if family.startswith("qwen3"):
+        if family == "gemma3_text":
+            yield p + "pre_feedforward_layernorm.weight", [hidden]
+            yield p + "post_feedforward_layernorm.weight", [hidden]
+        if family.startswith(("qwen3", "gemma3")):
             yield p + "self_attn.q_norm.weight", [dim]
             yield p + "self_attn.k_norm.weight", [dim]
         for name, rows in (("k", groups * dim), ("q", heads * dim), ("v", groups * dim)):
@@ -217,6 +222,12 @@ def main():
                       max_position_embeddings=131072, swiglu_limit=7.0, rope_theta=150000.0,
                       rope_scaling={"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
                                     "original_max_position_embeddings": 4096})
+    if family == "gemma3_text":
+        del config["hidden_act"], config["rope_theta"]
+        turns = {"rope_type": "default", "rope_theta": 1000000.0}
+        config.update(architectures=["Gemma3ForCausalLM"], hidden_activation="gelu_pytorch_tanh", query_pre_attn_scalar=dim,
+                      sliding_window=1024, layer_types=[("full" if i % 6 == 5 else "sliding") + "_attention" for i in range(layers)],
+                      rope_parameters={"full_attention": turns, "sliding_attention": {**turns, "rope_theta": 10000.0}})
     if family == "qwen3_5_moe_text":
         config.update(QWEN3_5, architectures=["Qwen3_5MoeForCausalLM"], moe_intermediate_size=ffn, mtp_num_hidden_layers=0,
                       layer_types=(["linear_attention"] * 3 + ["full_attention"]) * (layers // 4), partial_rotary_factor=0.25,

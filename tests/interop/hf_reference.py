@@ -11,7 +11,8 @@ FILE is a safetensors file, in the dtype of the model. For each sequence i it ha
     cotangent.i, gradient.PARAMETER       with --gradients
 
 The metadata describes the run: one unpadded sequence at a time, eager attention on the host; on a GPU flash attention if it takes the head
-sizes (GPT-OSS: eager attention), cuBLASLt without split-K, no TF32. --tokens names a safetensors file with the sequences (`tokens.i`); by default they are random, of the
+sizes (GPT-OSS and soft caps: eager attention; sliding windows: torch's flash attention with a window, as transformers' flash_attention_2 calls
+it), cuBLASLt without split-K, no TF32. --tokens names a safetensors file with the sequences (`tokens.i`); by default they are random, of the
 given lengths.
 """
 import argparse
@@ -22,13 +23,17 @@ import re
 import sys
 
 
+WINDOWED = "windowed"  # transformers asks for a package of its own where a name has "flash"
+
+
 def parse(arguments):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint")
     parser.add_argument("file")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32", "float64"))
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--attention", choices=("eager", "sdpa"), help="default: eager on the host and for GPT-OSS, sdpa on a GPU")
+    parser.add_argument("--attention", choices=("eager", "sdpa", WINDOWED), help="default: eager on the host, for GPT-OSS and soft caps; on a GPU sdpa, "
+                        f"or {WINDOWED} for models with sliding windows")
     parser.add_argument("--lengths", default="24,100")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--tokens")
@@ -63,11 +68,26 @@ def load(options):
     kind = next((auto for head, auto in heads.items() if architecture.endswith(head)), None)
     if kind is None:
         sys.exit(f"{options.checkpoint}: {architecture} ends in none of {', '.join(heads)}")
-    eager = options.device == "cpu" or config.model_type == "gpt_oss"
-    attention = options.attention or ("eager" if eager else "sdpa")
+    text = config.get_text_config()
+    eager = options.device == "cpu" or config.model_type == "gpt_oss" or getattr(text, "attn_logit_softcapping", None)
+    windows = "sliding_attention" in (getattr(text, "layer_types", None) or ())
+    attention = options.attention or ("eager" if eager else WINDOWED if windows else "sdpa")
+    if attention == WINDOWED:
+        transformers.AttentionInterface.register(WINDOWED, windowed)
     experts = {"experts_implementation": "eager"} if options.dtype == "float64" else {}  # grouped_mm has no fp64
     model = kind.from_pretrained(options.checkpoint, dtype=getattr(torch, options.dtype), attn_implementation=attention, **experts)
     return model.eval().to(options.device), attention
+
+
+def windowed(module, query, key, value, attention_mask, scaling=None, sliding_window=None, **kwargs):
+    """Attention of whole sequences [batch, heads, tokens, dim], causal, by torch's flash kernel, which sdpa gives no window."""
+    import torch
+    rows_first = [x.transpose(1, 2) for x in (query, key, value)]
+    length = query.shape[2]
+    output, *_ = torch.ops.aten._flash_attention_forward(*rows_first, None, None, length, length, 0.0, True, False, scale=scaling,
+                                                         window_size_left=None if sliding_window is None else sliding_window - 1,
+                                                         window_size_right=None if sliding_window is None else 0)
+    return output, None
 
 
 def pin_gpu(latent):
@@ -88,9 +108,10 @@ def copies(model, tokens, device):
     """-> the number of copies of a sequence in one batch at which flash does not split the keys: splitting gives other bits. Of eager
     attention with sinks that at which cuBLAS adds up values 8 keys at a time at every length from 64 on."""
     import torch
+    heads = model.config.get_text_config().num_attention_heads
     if model.config.model_type == "gpt_oss":
-        return -(-256 // model.config.num_attention_heads)
-    blocks = model.config.num_attention_heads * -(-len(tokens) // 64)
+        return -(-256 // heads)
+    blocks = heads * -(-len(tokens) // 64)
     enough = -(-int(1.6 * torch.cuda.get_device_properties(device).multi_processor_count + 1) // blocks)
     return max(1, enough)
 

@@ -2,8 +2,9 @@
 """The rate of `ferry serve` beside that of the engine alone: the same load, by turns, each time in a new process.
 
     tests/bench/serve/serve_bench.py [--ferry PROGRAM] [--streams 256] [--input 32] [--output 64] [--rounds 3] [--layers 8] [--hidden 512]
+                                     [--shape FOLDER] [--device cuda]
 
-The model has random weights. All requests come at once, and each answer is a stream of token ids. Prints the tokens per second of each arm
+The model has random weights; --shape names a folder with the config.json of another one. All requests come at once, and each answer is a stream of token ids. Prints the tokens per second of each arm
 and round, then the best of each, times of the server's clients, whose own work takes its time, and the share of the HTTP thread, the last one
 that the server starts.
 """
@@ -32,7 +33,7 @@ def write_shape(folder, layers, hidden):
 
 def engine_rate(options, folder):
     done = subprocess.run([options.ferry, "bench", "rollout", folder, "--load-format", "dummy", "--num-prompts", str(options.streams), "--input-len",
-                           str(options.input), "--output-len", str(options.output), "--max-num-seqs", str(options.streams), "--json", "--quiet"],
+                           str(options.input), "--output-len", str(options.output), "--max-num-seqs", str(options.streams), "--device", options.device, "--json", "--quiet"],
                           stdout=subprocess.PIPE, check=True)
     return json.loads(done.stdout)["output_tokens_per_second"]
 
@@ -86,7 +87,8 @@ def cpu_seconds(process):
 
 
 def server_rate(options, folder):
-    process = subprocess.Popen([options.ferry, "serve", folder, "--load-format", "dummy", "--port", "0", "--max-num-seqs", str(options.streams)],
+    process = subprocess.Popen([options.ferry, "serve", folder, "--load-format", "dummy", "--port", "0", "--max-num-seqs", str(options.streams),
+                                "--device", options.device],
                                stderr=subprocess.PIPE, text=True)
     for line in process.stderr:
         if found := re.match(r"serving +http://127\.0\.0\.1:(\d+)", line):
@@ -107,10 +109,13 @@ def main():
     parser.add_argument("--ferry", default="build/cli/ferry")
     for name, value in {"streams": 256, "input": 32, "output": 64, "rounds": 3, "layers": 8, "hidden": 512}.items():
         parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--shape", type=Path)
+    parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        write_shape(folder, options.layers, options.hidden)
+        folder = options.shape or Path(name)
+        if not options.shape:
+            write_shape(folder, options.layers, options.hidden)
         alone, served = [], []
         for turn in range(options.rounds):
             alone.append(engine_rate(options, folder))

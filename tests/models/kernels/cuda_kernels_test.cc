@@ -43,42 +43,71 @@ TEST_F(CudaKernels, RmsNormHasTheBytesOfHuggingFacesFormula) {
     }
 }
 
+// Compares a norm of x [300, channels] that rounds once with ATen's; `factor` [channels], fp32, is
+// what the weight stands for.
+void expect_bytes_of_one_rounding(const at::Tensor& x,
+                                  const at::Tensor& weight,
+                                  const at::Tensor& factor,
+                                  NormRounding rounding) {
+  const auto channels = weight.size(0);
+  const auto wide = x.to(at::kFloat);
+  const auto variance = wide.pow(2).mean(-1, true);
+  const auto expected = (wide * at::rsqrt(variance + 1e-6) * factor).to(at::kBFloat16);
+  for (const std::int64_t rows : {1, 15, 300})
+    EXPECT_TRUE(same_bytes(rms_norm_cuda(x.narrow(0, 0, rows), {}, weight, 1e-6, rounding).y,
+                           expected.narrow(0, 0, rows)))
+        << channels << ", rows " << rows;
+  EXPECT_TRUE(same_bytes(rms_norm_cuda(x.repeat({4, 1}), {}, weight, 1e-6, rounding).y,
+                         expected.repeat({4, 1})))
+      << channels;
+}
+
 TEST_F(CudaKernels, RmsNormThatRoundsOnceHasTheBytesOfItsFormula) {
   for (const std::int64_t channels : {64, 2880, 8192}) {
-    const auto x = random({300, channels});
     const auto weight = random({channels});
-    const auto wide = x.to(at::kFloat);
-    const auto variance = wide.pow(2).mean(-1, true);
-    const auto expected = (weight * (wide * at::rsqrt(variance + 1e-6))).to(at::kBFloat16);
-    const auto rounding = NormRounding::kOnce;
-    for (const std::int64_t rows : {1, 15, 300})
-      EXPECT_TRUE(same_bytes(rms_norm_cuda(x.narrow(0, 0, rows), {}, weight, 1e-6, rounding).y,
-                             expected.narrow(0, 0, rows)))
-          << channels << ", rows " << rows;
-    EXPECT_TRUE(same_bytes(rms_norm_cuda(x.repeat({4, 1}), {}, weight, 1e-6, rounding).y,
-                           expected.repeat({4, 1})))
-        << channels;
+    expect_bytes_of_one_rounding(random({300, channels}), weight, weight.to(at::kFloat),
+                                 NormRounding::kOnce);
   }
 }
 
-TEST_F(CudaKernels, RmsNormsGradientsAreNearAndTheSameEachTime) {
-  const auto x = random({1000, 2048});
-  const auto weight = random({2048});
-  const auto grad = random({1000, 2048});
-  const auto root = rms_norm_cuda(x, {}, weight, 1e-6).inverse_rms;
-  const auto [grad_x, grad_weight] = rms_norm_backward_cuda(grad, x, weight, root);
+TEST_F(CudaKernels, RmsNormThatAddsOneToTheWeightHasTheBytesOfItsFormula) {
+  for (const std::int64_t channels : {64, 256, 1152, 2560, 3840, 8192}) {
+    const auto weight = random({channels});
+    expect_bytes_of_one_rounding(random({300, channels}), weight, 1.0 + weight.to(at::kFloat),
+                                 NormRounding::kOnceByOnePlus);
+  }
+}
+
+// Compares gradients with those of y = (added + weight) * normed x in fp64, and with a second call.
+void expect_near_gradients(const at::Tensor& x,
+                           const at::Tensor& weight,
+                           const at::Tensor& grad,
+                           double added,
+                           NormRounding rounding) {
+  const auto root = rms_norm_cuda(x, {}, weight, 1e-6, rounding).inverse_rms;
+  const auto [grad_x, grad_weight] = rms_norm_backward_cuda(grad, x, weight, root, {}, rounding);
   auto x64 = x.to(at::kDouble).requires_grad_();
   auto w64 = weight.to(at::kDouble).requires_grad_();
-  const auto y64 = w64 * (x64 * at::rsqrt(x64.pow(2).mean(-1, true) + 1e-6));
+  const auto y64 = (added + w64) * (x64 * at::rsqrt(x64.pow(2).mean(-1, true) + 1e-6));
   y64.backward(grad.to(at::kDouble));
   const auto error = [](const at::Tensor& got, const at::Tensor& expected) {
     return ((got.to(at::kDouble) - expected).norm() / expected.norm()).item<double>();
   };
   EXPECT_LT(error(grad_x, x64.grad()), 6e-3);  // bf16 rounds by up to 2^-9, twice on the way
   EXPECT_LT(error(grad_weight, w64.grad()), 6e-3);
-  const auto again = rms_norm_backward_cuda(grad, x, weight, root);
+  const auto again = rms_norm_backward_cuda(grad, x, weight, root, {}, rounding);
   EXPECT_TRUE(same_bytes(again.first, grad_x));
   EXPECT_TRUE(same_bytes(again.second, grad_weight));
+}
+
+TEST_F(CudaKernels, RmsNormsGradientsAreNearAndTheSameEachTime) {
+  expect_near_gradients(random({1000, 2048}), random({2048}), random({1000, 2048}), 0,
+                        NormRounding::kBeforeWeight);
+}
+
+TEST_F(CudaKernels, GradientsOfANormThatAddsOneToTheWeightAreNearAndTheSameEachTime) {
+  expect_near_gradients(random({1000, 2048}), random({2048}), random({1000, 2048}), 1,
+                        NormRounding::kOnceByOnePlus);
 }
 
 TEST_F(CudaKernels, AddingAndNormingInOnePassIsAddingThenNorming) {
