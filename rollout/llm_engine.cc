@@ -40,6 +40,8 @@ EngineOptions completed(EngineOptions options, const GPTModel& model) {
   require(!options.enable_return_routed_experts || model.config().num_moe_experts > 0,
           ErrorKind::kUsage, "enable_return_routed_experts: the model has no experts");
   if (model.config().has_linear_attention()) options.enable_prefix_caching = false;
+  // The cache takes what a GPU has beside the tower.
+  if (options.vision && model.mesh().world().device().is_cuda()) options.vision->load();
   return options;
 }
 
@@ -144,7 +146,7 @@ void LLMEngine::add_request(const std::string& request_id,
     check(prompt_token_ids, params);
     require(visual == nullptr || (options_.vision && ModelRunner::sees_images(model_)),
             ErrorKind::kUsage,
-            "images in a prompt are computed on the host alone, for models with a vision tower");
+            "images in a prompt need a model with a vision tower that is computed");
     if (visual) options_.vision->load();
     compiled = compile(params.structured_outputs);
   } catch (const Error& error) {

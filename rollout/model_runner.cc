@@ -141,7 +141,6 @@ ModelRunner::ModelRunner(const models::GPTModel& model, RunnerLimits limits)
       captures_graphs_(!limits.enforce_eager && can_capture(model)),
       enable_return_routed_experts_(limits.enable_return_routed_experts),
       max_num_seqs_(limits.max_num_seqs),
-      sees_images_(sees_images(model)),
       vision_(std::move(limits.vision)) {
   require(model.config().head == models::Head::kLanguageModel, ErrorKind::kUsage,
           "generation needs a language model's head");
@@ -204,7 +203,7 @@ void ModelRunner::collect(StepInFlight& step) {
 }
 
 bool ModelRunner::sees_images(const models::GPTModel& model) {
-  return model.config().vision.has_value() && !model.mesh().world().device().is_cuda();
+  return model.config().vision.has_value();
 }
 
 void ModelRunner::forget_graphs() {
@@ -271,8 +270,11 @@ void ModelRunner::write_inputs(std::span<const ScheduledSequence> scheduled,
   const auto sequences = plan.captured ? rows : count;
   inputs_.begin();
   tokens_ = inputs_.add({rows}, at::kLong);
-  positions_ =
-      sees_images_ ? inputs_.add({kAxes, rows}, at::kLong) : inputs_.add({rows}, at::kLong);
+  // Those behind a prompt have one position in all axes.
+  const bool has_axes = !plan.captured && std::ranges::any_of(scheduled, [](const auto& one) {
+    return one.sequence->visual != nullptr;
+  });
+  positions_ = has_axes ? inputs_.add({kAxes, rows}, at::kLong) : inputs_.add({rows}, at::kLong);
   const auto groups = static_cast<std::int64_t>(num_groups_);
   slots_ = inputs_.add({groups, rows}, at::kLong);
   lengths_ = inputs_.add({sequences}, at::kInt);
@@ -302,7 +304,7 @@ void ModelRunner::fill_rows(std::span<const ScheduledSequence> scheduled) {
   auto* const positions = positions_.data<std::int64_t>();
   auto* const lengths = lengths_.data<std::int32_t>();
   const auto num_rows = tokens_.sizes[0];
-  const auto axes = sees_images_ ? kAxes : 1;
+  const auto axes = positions_.sizes.size() == 2 ? kAxes : 1;
   VisualStep visual;
   std::int64_t row = 0;
   std::int64_t index = 0;

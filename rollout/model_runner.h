@@ -140,7 +140,6 @@ class ModelRunner {
   bool captures_graphs_;
   bool enable_return_routed_experts_;
   std::int64_t max_num_seqs_;
-  bool sees_images_;
   std::shared_ptr<VisionEncoder> vision_;
   models::VisualRows visual_{};         // of the last step
   std::optional<DecodeGraphs> graphs_;  // of one cache

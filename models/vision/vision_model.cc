@@ -18,6 +18,7 @@ constexpr double kNormEpsilon = 1e-6;
 // Patches that attend at a time, or up to one less than twice as many: products of so many rows
 // have the bits of those of all, and scores take heads x rows x patches of memory.
 constexpr std::int64_t kQueryRows = 256;
+constexpr std::int64_t kFlashChannels = 8;  // flash takes heads of multiples of so many channels
 
 // Row and column of each patch, in the order of the patches: those of a token are neighbours.
 struct PatchPlaces {
@@ -25,7 +26,7 @@ struct PatchPlaces {
   at::Tensor height{}, width{};  // [patches], int64: of the patch's image
 };
 
-PatchPlaces places_of(std::span<const ImageGrid> grids, std::int64_t merge) {
+PatchPlaces places_of(std::span<const ImageGrid> grids, std::int64_t merge, at::Device device) {
   std::vector<at::Tensor> rows, columns, heights, widths;
   for (const auto& grid : grids) {
     const auto in_blocks = [&](const at::Tensor& of_patches) {
@@ -40,10 +41,10 @@ PatchPlaces places_of(std::span<const ImageGrid> grids, std::int64_t merge) {
     heights.push_back(at::full({grid.num_patches()}, grid.height, at::kLong));
     widths.push_back(at::full({grid.num_patches()}, grid.width, at::kLong));
   }
-  return {.row = at::cat(rows),
-          .column = at::cat(columns),
-          .height = at::cat(heights),
-          .width = at::cat(widths)};
+  return {.row = at::cat(rows).to(device),
+          .column = at::cat(columns).to(device),
+          .height = at::cat(heights).to(device),
+          .width = at::cat(widths).to(device)};
 }
 
 // The two places of a grid of `side` between which each index of an axis lies, and their weights,
@@ -57,7 +58,7 @@ Taps taps_of(const at::Tensor& index, const at::Tensor& size, std::int64_t side)
   const auto source =
       index.to(at::kFloat) * (side - 1) / at::clamp(size - 1, /*min=*/at::Scalar(1));
   const auto floor = at::floor(source);
-  const auto offsets = at::arange(0, 2, at::kLong);
+  const auto offsets = at::arange(0, 2, index.options());
   const auto places = (floor.to(at::kLong).unsqueeze(1) + offsets).clamp(0, side - 1);
   const auto distance = (source.unsqueeze(1) - floor.unsqueeze(1) - offsets).abs();
   return {.places = places, .weights = (1 - distance).clamp_min(0)};
@@ -69,6 +70,30 @@ at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& 
   const auto half = wide.size(-1) / 2;
   const auto turned = at::cat({-wide.slice(-1, half), wide.slice(-1, 0, half)}, -1);
   return (wide * cos + turned * sin).to(x.scalar_type());
+}
+
+// Attention of a frame's patches [1, heads, patches, dim] to each other, which is added to
+// `attended` as [1, rows, heads, dim].
+void attend_frame(const at::Tensor& query,
+                  const at::Tensor& key,
+                  const at::Tensor& value,
+                  std::vector<at::Tensor>& attended) {
+  const auto dim = query.size(-1);
+  const auto scale = std::pow(static_cast<double>(dim), -0.5);
+  if (query.is_cuda() && query.scalar_type() == at::kBFloat16 && dim % kFlashChannels == 0) {
+    const auto all = at::_scaled_dot_product_flash_attention(query, key, value, /*dropout_p=*/0.0,
+                                                             /*is_causal=*/false,
+                                                             /*return_debug_mask=*/false, scale);
+    attended.push_back(std::get<0>(all).transpose(1, 2));
+    return;
+  }
+  const auto keys = key.transpose(2, 3);
+  const auto chunks = std::max<std::int64_t>(1, query.size(2) / kQueryRows);
+  for (const auto& rows : query.tensor_split(chunks, 2)) {
+    const auto weights =
+        at::softmax(at::matmul(rows, keys) * scale, -1, at::kFloat).to(query.scalar_type());
+    attended.push_back(at::matmul(weights, value).transpose(1, 2));
+  }
 }
 
 }  // namespace
@@ -87,8 +112,6 @@ VisionModel::VisionModel(const TransformerConfig& config,
   require(config.vision.has_value(), ErrorKind::kLayout,
           "models of the family {} have no vision tower that is computed", config.family);
   const auto& vision = *config.vision;
-  require(!mesh.world().device().is_cuda(), ErrorKind::kUsage,
-          "images are computed on the host alone: a vision tower on a GPU is not (--device cpu)");
   require(vision.activation == "gelu_pytorch_tanh", ErrorKind::kLayout,
           "vision_config: hidden_act is \"{}\", only \"gelu_pytorch_tanh\" is computed",
           vision.activation);
@@ -144,7 +167,7 @@ at::Tensor VisionModel::apply(const at::Tensor& x, const Linear& layer) const {
 at::Tensor VisionModel::position_embeddings(std::span<const ImageGrid> grids) const {
   const auto& vision = *config_.vision;
   const auto side = std::llround(std::sqrt(static_cast<double>(vision.num_position_embeddings)));
-  const auto places = places_of(grids, vision.spatial_merge_size);
+  const auto places = places_of(grids, vision.spatial_merge_size, pos_embed_.device());
   const auto rows = taps_of(places.row, places.height, side);
   const auto columns = taps_of(places.column, places.width, side);
   const auto indices = (rows.places.unsqueeze(2) * side + columns.places.unsqueeze(1)).flatten(1);
@@ -152,7 +175,7 @@ at::Tensor VisionModel::position_embeddings(std::span<const ImageGrid> grids) co
   return (at::embedding(pos_embed_, indices) * weights.unsqueeze(2)).sum(1);
 }
 
-// Each frame of each image by itself, some of its patches at a time.
+// Each frame of each image by itself.
 at::Tensor VisionModel::attend(const Block& block,
                                const at::Tensor& normed,
                                const at::Tensor& cos,
@@ -165,20 +188,13 @@ at::Tensor VisionModel::attend(const Block& block,
   const auto query = by_heads(rotate(parts[0], cos, sin));
   const auto key = by_heads(rotate(parts[1], cos, sin));
   const auto value = by_heads(parts[2]);
-  const auto scale = std::pow(static_cast<double>(query.size(-1)), -0.5);
   std::vector<at::Tensor> attended;
   std::int64_t begin = 0;
   for (const auto& grid : grids) {
     const auto count = grid.height * grid.width;
     for (std::int64_t frame = 0; frame < grid.frames; ++frame, begin += count) {
-      const auto keys = key.narrow(2, begin, count).transpose(2, 3);
-      const auto values = value.narrow(2, begin, count);
-      const auto chunks = std::max<std::int64_t>(1, count / kQueryRows);
-      for (const auto& rows : query.narrow(2, begin, count).tensor_split(chunks, 2)) {
-        const auto weights =
-            at::softmax(at::matmul(rows, keys) * scale, -1, at::kFloat).to(query.scalar_type());
-        attended.push_back(at::matmul(weights, values).transpose(1, 2));
-      }
+      const auto part = [&](const at::Tensor& x) { return x.narrow(2, begin, count); };
+      attend_frame(part(query), part(key), part(value), attended);
     }
   }
   return apply(at::cat(attended, 1).reshape({patches, -1}).contiguous(), block.proj);
@@ -213,16 +229,19 @@ ImageFeatures VisionModel::forward(const at::Tensor& pixel_values,
           ErrorKind::kUsage, "pixel_values are {} x {}, expected {} patches of {}",
           pixel_values.size(0), pixel_values.dim() > 1 ? pixel_values.size(1) : 0, patches,
           vision.in_channels * frames * size * size);
-  auto x = at::conv3d(pixel_values.to(pos_embed_.scalar_type())
-                          .view({-1, vision.in_channels, frames, size, size}),
-                      patch_embed_.weight, patch_embed_.bias, {frames, size, size})
-               .view({-1, vision.hidden_size});
+  auto x =
+      at::conv3d(
+          pixel_values.to(pos_embed_.options()).view({-1, vision.in_channels, frames, size, size}),
+          patch_embed_.weight, patch_embed_.bias, {frames, size, size})
+          .view({-1, vision.hidden_size});
   x = x + position_embeddings(grids).to(x.scalar_type());
 
-  const auto places = places_of(grids, vision.spatial_merge_size);
+  const auto places = places_of(grids, vision.spatial_merge_size, x.device());
   const auto dim = vision.hidden_size / vision.num_heads / 2;  // of each of both axes
-  const auto inv_freq = at::reciprocal(
-      at::pow(vision.rotary_base, at::arange(0, dim, 2, at::kFloat) / static_cast<double>(dim)));
+  const auto inv_freq =
+      at::reciprocal(
+          at::pow(vision.rotary_base, at::arange(0, dim, 2, at::kFloat) / static_cast<double>(dim)))
+          .to(x.device());
   const auto angles = [&](const at::Tensor& place) {
     return place.to(at::kFloat).unsqueeze(1) * inv_freq;
   };

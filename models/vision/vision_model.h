@@ -1,7 +1,7 @@
 // The vision tower of Qwen3-VL: patches of images become embeddings of the language model, those of
 // some blocks besides, which its first layers add (DeepStack). Every rank of a mesh holds it whole,
-// and computes all images of a prompt together, by the operations of transformers' "eager" model in
-// its order: their bits are its bits on the host.
+// and computes all images of a prompt together, by the operations of transformers' model in its
+// order, "eager" on the host and with flash attention on a GPU: their bits are its bits.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -34,14 +34,14 @@ struct ImageFeatures {
 class VisionModel {
  public:
   // The mesh outlives this. Throws Error(kLayout) if the configuration has no tower or one that is
-  // not computed, Error(kUsage) on a GPU.
+  // not computed.
   VisionModel(const TransformerConfig& config,
               const ParallelState& mesh,
               distckpt::DType dtype,
               Alignment alignment);
 
   // pixel_values [patches, channels * frames * height * width of a patch], fp32, those of a token
-  // side by side.
+  // side by side, on any device; the result is on the mesh's.
   ImageFeatures forward(const at::Tensor& pixel_values, std::span<const ImageGrid> grids) const;
 
   const ParallelState& mesh() const { return mesh_; }

@@ -110,7 +110,9 @@ void VisualStep::add(const VisualPrompt& prompt,
 
 models::VisualRows VisualStep::rows() const {
   if (rows_.empty()) return {};
-  models::VisualRows rows{.rows = at::tensor(rows_, at::kLong), .embeddings = at::cat(embeddings_)};
+  const auto embeddings = at::cat(embeddings_);
+  models::VisualRows rows{.rows = at::tensor(rows_, at::kLong).to(embeddings.device()),
+                          .embeddings = embeddings};
   for (const auto& of_layer : deepstack_) rows.deepstack.push_back(at::cat(of_layer));
   return rows;
 }

@@ -136,12 +136,14 @@ TrainingCheckpoint MegatronEngine::checkpoint_at(const std::filesystem::path& ro
 
 std::unique_ptr<rollout::VisionEncoder> MegatronEngine::make_vision_encoder(
     const rollout::ImageProcessorConfig& config) const {
-  return std::make_unique<rollout::VisionEncoder>(
+  auto encoder = std::make_unique<rollout::VisionEncoder>(
       [this] {
         return converter::make_vision_model(config_, mesh_, options_.engine.dtype,
                                             options_.engine.alignment, origin());
       },
       config);
+  if (world_.device().is_cuda()) encoder->load();  // before a rollout takes what is free
+  return encoder;
 }
 
 StepReport MegatronEngine::optimizer_step() {
