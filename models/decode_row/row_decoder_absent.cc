@@ -2,7 +2,7 @@
 #include "models/device/no_cuda.h"
 
 namespace ferry::models {
-std::unique_ptr<RowDecoder> RowDecoder::make(const distckpt::TransformerConfig&,
+std::unique_ptr<RowDecoder> RowDecoder::make(const TransformerConfig&,
                                              const ParallelState&,
                                              Alignment,
                                              const Parameters&) {
