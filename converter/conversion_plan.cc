@@ -88,13 +88,14 @@ void choose_target(const ConvertOptions& options, OpenedConversion& opened) {
   const auto& location = opened.source.location;
   const bool to_hf = opened.source.megatron_names || location.format == Format::kArchive;
   opened.format = options.format.value_or(to_hf ? Format::kHuggingFace : Format::kTorchDist);
-  const auto* const family = opened.source.map.family;
-  require(!family->passes_through || opened.format != Format::kTorchDist, ErrorKind::kLayout,
-          "models of the family {} have no Megatron form here: they are converted to Hugging Face "
-          "folders (--to hf) and archives (--to h5)",
-          family->model_type);
-  require(!family->passes_through || !options.quantize, ErrorKind::kLayout,
-          "--quantize: models of the family {} are carried as they are", family->model_type);
+  if (const auto& family = *opened.source.map.family; family.passes_through) {
+    require(opened.format != Format::kTorchDist, ErrorKind::kLayout,
+            "models of the family {} have no Megatron form here: they are converted to Hugging "
+            "Face folders (--to hf) and archives (--to h5)",
+            family.model_type);
+    require(!options.quantize, ErrorKind::kLayout,
+            "--quantize: models of the family {} are carried as they are", family.model_type);
+  }
   opened.iteration = location.iteration.value_or(options.iteration.value_or(distckpt::Iteration{}));
   opened.target = resolve_target(options.to);
   if (opened.format == Format::kTorchDist)

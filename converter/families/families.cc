@@ -52,9 +52,12 @@ std::vector<std::string_view> known_families() {
   return known;
 }
 
+const Family* known_family(std::string_view model_type) {
+  return find_if([&](const Family& family) { return family.model_type == model_type; });
+}
+
 const Family& find_family(std::string_view model_type) {
-  const auto* found =
-      find_if([&](const Family& family) { return family.model_type == model_type; });
+  const auto* found = known_family(model_type);
   if (found != nullptr) return *found;
   throw Error(ErrorKind::kLayout, fmt::format("the model_type \"{}\" is not known", model_type),
               fmt::format("known are {}; docs/adding_a_family.md says how to add a family",

@@ -14,6 +14,8 @@ namespace ferry::converter {
 // The model_type of each, once.
 std::vector<std::string_view> known_families();
 
+// Null if it is not known.
+const Family* known_family(std::string_view model_type);
 // Throws Error(kLayout) that lists the known ones.
 const Family& find_family(std::string_view model_type);
 

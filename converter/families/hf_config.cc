@@ -136,7 +136,7 @@ TransformerConfig parse_hf_config(std::string_view text, std::string_view source
   config.family = distckpt::json_string(all.required("model_type"), "model_type", source);
   const auto* const family = with_context([&] { return fmt::format("reading {}", source); },
                                           [&] { return &find_family(config.family); });
-  if (!family->passes_through) parse_quantization(text, source);
+  parse_quantization(text, source);
   const bool nested = !family->config_key.empty() && all.find(family->config_key) != nullptr;
   auto described = nested ? all.required(family->config_key) : object;
   if (!family->defaults.empty() && described.is_object()) {
@@ -209,8 +209,9 @@ std::string with_classification_head(std::string_view text,
   auto object = distckpt::parse_ordered_python_json(text, source);
   std::string architecture;  // of "qwen2_moe": Qwen2MoeForTokenClassification
   bool begins = true;
-  for (const unsigned char letter : config.family) {
-    if (letter != '_') architecture += static_cast<char>(begins ? std::toupper(letter) : letter);
+  for (const char letter : config.family) {
+    const auto code = static_cast<unsigned char>(letter);
+    if (letter != '_') architecture += begins ? static_cast<char>(std::toupper(code)) : letter;
     begins = letter == '_';
   }
   architecture += config.head == Head::kTokenClassification ? "ForTokenClassification"

@@ -7,6 +7,7 @@
 
 #include "converter/families/config_fields.h"
 #include "converter/families/config_limits.h"
+#include "converter/families/families.h"
 #include "converter/families/hf_config.h"
 #include "distckpt/base/error.h"
 #include "distckpt/base/json.h"
@@ -98,6 +99,14 @@ std::int64_t parse_group_size(const ConfigFields& how, std::string_view type) {
   return *found;
 }
 
+// The tensors of such a model are carried, whatever stands in them.
+bool passes_through(const nlohmann::json& config) {
+  const auto model_type = config.find("model_type");
+  if (model_type == config.end() || !model_type->is_string()) return false;
+  const auto* family = known_family(model_type->get_ref<const std::string&>());
+  return family != nullptr && family->passes_through;
+}
+
 Quantization packed(const PackedWeight& weight, std::int64_t group_size) {
   return {.method = Method::kPacked, .block = {1, group_size}, .packed = &weight};
 }
@@ -105,7 +114,6 @@ Quantization packed(const PackedWeight& weight, std::int64_t group_size) {
 }  // namespace
 
 std::optional<Quantization::Method> quantization_method(std::string_view name) {
-  using Method = Quantization::Method;
   if (name == "fp8-block") return Method::kFp8;
   if (name == "fp8-block-lossless") return Method::kFp8Lossless;
   return name == "mxfp4" ? std::optional(Method::kMxfp4) : std::nullopt;
@@ -114,7 +122,7 @@ std::optional<Quantization::Method> quantization_method(std::string_view name) {
 std::optional<Quantization> parse_quantization(std::string_view text, std::string_view source) {
   const auto object = distckpt::parse_python_json(text, source);
   const auto* value = quantization_config(object);
-  if (value == nullptr) return std::nullopt;
+  if (value == nullptr || passes_through(object)) return std::nullopt;
   const ConfigFields how(*value, fmt::format("{}: quantization_config", source));
   const auto method = how.text("quant_method", "");
   if (method == "fp8") return parse_fp8(how);

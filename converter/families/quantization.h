@@ -49,8 +49,8 @@ inline constexpr std::string_view kActivationScale = "activation_scale";
 // A method of those that are written: "fp8-block", "fp8-block-lossless", "mxfp4".
 std::optional<Quantization::Method> quantization_method(std::string_view name);
 
-// Nothing if the checkpoint is not quantised. Throws Error(kLayout) for every other way of
-// quantising.
+// Nothing if the checkpoint is not quantised, or of a family that passes through. Throws
+// Error(kLayout) for every other way of quantising.
 std::optional<Quantization> parse_quantization(std::string_view text, std::string_view source);
 
 // The name of the weight whose elements or scales a tensor of that name holds, or the same name.

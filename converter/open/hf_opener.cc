@@ -41,8 +41,7 @@ class HfOpener {
           if (!found) return std::nullopt;
           return checkpoint_.layout.tensor(*found).shape;
         });
-    if (!checkpoint_.map.family->passes_through)
-      quantization_ = parse_quantization(hf.config_text(), hf.config_source());
+    quantization_ = parse_quantization(hf.config_text(), hf.config_source());
     checkpoint_.tensors = checkpoint_.map.tensors;
     for (std::uint32_t i = 0; i < checkpoint_.layout.tensors().size(); ++i) link(i);
     if (quantization_ && !keep_quantized_) checkpoint_.hf->leave_quantization();

@@ -12,6 +12,7 @@
 #include "distckpt/base/error.h"
 #include "distckpt/elements/cast.h"
 #include "distckpt/formats/torch_dist.h"
+#include "models/spec/parameter_table.h"
 
 namespace ferry::converter {
 namespace {
@@ -41,6 +42,11 @@ void restore_dtypes(const HfForm& hf,
     const auto there = hf.dtypes.find(name);
     if (there != hf.dtypes.end()) restore(name, there->second);
   }
+}
+
+bool is_of(const models::ParameterSection& section, std::string_view key) {
+  return std::ranges::any_of(section.rows,
+                             [&](const auto& row) { return key.ends_with(row.name); });
 }
 
 class MegatronOpener {
@@ -104,8 +110,8 @@ class MegatronOpener {
                   "name the folder of its config.json with --hf-config");
     }
     config_ = *args;
-    const bool two_sizes = std::ranges::any_of(stored_.outline, [](auto& tensor) {
-      return tensor.first.find(".self_attention_global.") != std::string::npos;
+    const bool two_sizes = std::ranges::any_of(stored_.outline, [](const auto& tensor) {
+      return is_of(models::kGlobalAttentionSection, tensor.first);
     });
     require(!two_sizes, ErrorKind::kNotFound,
             "{}: its arguments do not say the sizes of attention in Gemma 4; name the folder of "

@@ -135,11 +135,12 @@ PipelineStages pipeline_stages(const ParallelConfig& parallel, int num_layers, i
   for (int chunk = 0; chunk < chunks; ++chunk) {
     for (int stage = 0; stage < stages; ++stage) {
       const int of_stage = per_stage[static_cast<std::size_t>(stage)];
-      require(
-          of_stage % chunks == 0, ErrorKind::kUsage,
-          "--vpp {}: the {} layers of pipeline stage {} cannot be split so; their divisors can: "
-          "{}",
-          chunks, of_stage, stage, fmt::join(divisors(of_stage), ", "));
+      if (of_stage % chunks != 0) {
+        fail(ErrorKind::kUsage,
+             "--vpp {}: the {} layers of pipeline stage {} cannot be split so; their divisors can: "
+             "{}",
+             chunks, of_stage, stage, fmt::join(divisors(of_stage), ", "));
+      }
       int count = of_stage / chunks;
       if (chunk == 0 && stage == 0) count -= embedding;
       if (chunk == chunks - 1 && stage == stages - 1) count -= loss;

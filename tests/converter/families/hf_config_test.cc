@@ -106,6 +106,17 @@ TEST(HfConfig, RefusesBlocksThatAreNone) {
   }
 }
 
+TEST(HfConfig, MindsNoQuantizationOfWeightsThatPassThrough) {
+  const auto text = [](std::string_view model_type) {
+    return fmt::format(
+        R"({{"model_type": "{}", "quantization_config": {{"quant_method": "another"}}}})",
+        model_type);
+  };
+  EXPECT_EQ(parse_quantization(text("deepseek_v4"), "config.json"), std::nullopt);
+  EXPECT_TRUE(fails(ErrorKind::kLayout, {"the weights are quantised by \"another\""},
+                    [&] { parse_quantization(text("deepseek_v3"), "config.json"); }));
+}
+
 TEST(HfConfig, ChangesItsDtypeAndNothingElse) {
   const std::string before =
       "{\n  \"b\": 1.50,\n  \"dtype\": \"bfloat16\",\n  \"a\": [\n    1\n  ]\n}\n";
