@@ -34,8 +34,9 @@ std::string report_json(const std::string& act,
   if (act == "digest")
     return write_manifest(converter::digest_checkpoint(digest_options(options), progress));
   if (act == "check") {
-    const auto manifest = options.get<std::string>("manifest");
-    const auto expected = converter::parse_manifest(distckpt::read_text(manifest), manifest);
+    const auto manifest = options.path("manifest");
+    const auto expected =
+        converter::parse_manifest(distckpt::read_text(manifest), manifest.string());
     auto digest = digest_options(options);
     digest.leave_out = {manifest};
     return cli::json_text(
