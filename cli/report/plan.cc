@@ -64,8 +64,8 @@ std::string plan_text(const RunSetup& setup,
       "device     {} x {}, {} each, {} of it for the run\n", setup.world_size, setup.device.name,
       trainer::in_words(setup.device.memory), trainer::in_words(plan.memory));
   for (const auto& role : setup.roles)
-    text += fmt::format("{:<10} {}  {}\n", role.name, trainer::in_words(role.ranks),
-                        mesh_text(role.mesh()));
+    text += fmt::format("{:<10} {}  {}\n", trainer::name_of(role.role),
+                        trainer::in_words(role.ranks), mesh_text(role.mesh()));
   if (setup.rollout)
     text += fmt::format("{:<10} {}  {}{}\n", "rollout", trainer::in_words(setup.rollout->ranks),
                         mesh_text(setup.rollout->mesh()),

@@ -40,7 +40,7 @@ std::unique_ptr<LoadBalancing> load_balancing(const models::TransformerConfig& c
 MegatronEngine::MegatronEngine(models::World& world, MegatronEngineOptions options)
     : options_(std::move(options)),
       world_(world),
-      mesh_(world, options_.engine.parallel, options_.name, options_.ranks),
+      mesh_(world, options_.engine.parallel, name_of(options_.role), options_.ranks),
       config_(options_.value_head ? converter::with_value_head(origin().map.config)
                                   : origin().map.config),
       advice_(options_.memory,
@@ -62,12 +62,13 @@ MegatronEngine::MegatronEngine(models::World& world, MegatronEngineOptions optio
                     options_.memory.engine));
   });
   for (const auto& chunk : owned_chunks_) chunks_.push_back(chunk.get());
-  if (mesh_.shape().pp() > 1) p2p_.emplace(world_, mesh_, options_.name, is_interleaved());
-  seconds_to_load_ = models::or_out_of_memory("loading the weights of " + options_.name, "", [&] {
-    return converter::load_model(owned_chunks_, origin(),
-                                 {.new_head = options_.value_head, .round = true})
-        .seconds;
-  });
+  if (mesh_.shape().pp() > 1) p2p_.emplace(world_, mesh_, name_of(options_.role), is_interleaved());
+  seconds_to_load_ =
+      models::or_out_of_memory("loading the weights of " + name_of(options_.role), "", [&] {
+        return converter::load_model(owned_chunks_, origin(),
+                                     {.new_head = options_.value_head, .round = true})
+            .seconds;
+      });
   if (options_.training) {
     auto& training = *options_.training;
     allocate("the gradients", memory.gradients, memory.parameters, [&] {
@@ -86,7 +87,7 @@ MegatronEngine::MegatronEngine(models::World& world, MegatronEngineOptions optio
                make_optimizer);
     scheduler_ = std::make_unique<OptimizerParamScheduler>(training.scheduler);
     balancing_ = load_balancing(config_, mesh_, options_);
-    training.checkpoint.name = options_.name;
+    training.checkpoint.name = name_of(options_.role);
     training.checkpoint.origin = options_.origin.get();
     training.checkpoint.hf_config = options_.model.hf_config_path;
     checkpoint_ = std::make_unique<TrainingCheckpoint>(world_, chunks_, *optimizer_, *scheduler_,
@@ -127,11 +128,12 @@ Pipeline MegatronEngine::pipeline(bool forward_only) const {
 }
 
 TrainingCheckpoint MegatronEngine::checkpoint_at(const std::filesystem::path& root) const {
-  return {world_,
-          chunks_,
-          *optimizer_,
-          *scheduler_,
-          {.name = options_.name + "/resumed", .root = root, .origin = options_.origin.get()}};
+  return {
+      world_,
+      chunks_,
+      *optimizer_,
+      *scheduler_,
+      {.name = name_of(options_.role) + "/resumed", .root = root, .origin = options_.origin.get()}};
 }
 
 std::unique_ptr<rollout::VisionEncoder> MegatronEngine::make_vision_encoder(

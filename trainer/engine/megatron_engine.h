@@ -28,11 +28,12 @@
 #include "trainer/optimizer/offload.h"
 #include "trainer/optimizer/optimizer_param_scheduler.h"
 #include "trainer/plan/memory_advice.h"
+#include "trainer/plan/model_role.h"
 
 namespace ferry::trainer {
 
 struct MegatronEngineOptions {
-  std::string name = "actor";  // of the role
+  Role role = Role::kActor;
   // Weights come from here; `model` is the section that names it.
   std::shared_ptr<const converter::Checkpoint> origin{};
   ModelConfig model{};

@@ -42,7 +42,8 @@ Phase largest_phase(const RunSetup& setup, std::size_t role) {
            (phase.work == Phase::Work::kLearn ||
             (phase.work == Phase::Work::kForward && !setup.roles[role].trains));
   });
-  require(found != phases.end(), ErrorKind::kBug, "{} computes nothing", setup.roles[role].name);
+  require(found != phases.end(), ErrorKind::kBug, "{} computes nothing",
+          name_of(setup.roles[role].role));
   return *found;
 }
 
@@ -204,23 +205,26 @@ Chosen<PpoConfig> choose_settings(const PpoConfig& config,
   const std::size_t num_roles = setup_of(config, models, world_size, device).roles.size();
   for (std::size_t i = 0; i < num_roles; ++i) {
     const auto setup = setup_of(c, models, world_size, device);  // with what is chosen already
-    const auto& name = setup.roles[i].name;
     OpenSettings open{.engine = setup.roles[i].memory.engine,
                       .most_tokens = MicroBatchSize::kUsual};
-    if (name == "actor") {
-      open.of_engine = &c.actor.megatron;
-      open.tokens_key = kActorSection + ".ppo_max_token_len_per_gpu";
-      if (c.actor.use_dynamic_bsz) open.tokens = &c.actor.ppo_max_token_len_per_gpu;
-    } else if (name == "critic") {
-      open.of_engine = &c.critic.megatron;
-      open.tokens_key = "critic.ppo_max_token_len_per_gpu";
-      if (!critic_has_its_own) open.tokens = &c.critic.ppo_max_token_len_per_gpu;
-    } else if (name == "reward") {
-      open.of_engine = &c.reward.megatron;
-      open.tokens_key = "reward_model.max_token_len_per_gpu";
-      if (c.reward.use_dynamic_bsz) open.tokens = &c.reward.max_token_len_per_gpu;
-    } else {
-      continue;
+    switch (setup.roles[i].role) {
+      case Role::kActor:
+        open.of_engine = &c.actor.megatron;
+        open.tokens_key = kActorSection + ".ppo_max_token_len_per_gpu";
+        if (c.actor.use_dynamic_bsz) open.tokens = &c.actor.ppo_max_token_len_per_gpu;
+        break;
+      case Role::kRef:
+        continue;
+      case Role::kCritic:
+        open.of_engine = &c.critic.megatron;
+        open.tokens_key = "critic.ppo_max_token_len_per_gpu";
+        if (!critic_has_its_own) open.tokens = &c.critic.ppo_max_token_len_per_gpu;
+        break;
+      case Role::kReward:
+        open.of_engine = &c.reward.megatron;
+        open.tokens_key = "reward_model.max_token_len_per_gpu";
+        if (c.reward.use_dynamic_bsz) open.tokens = &c.reward.max_token_len_per_gpu;
+        break;
     }
     choose(setup, i, open, chosen.settings);
   }

@@ -115,9 +115,9 @@ void add_rollout(PhaseBytes& bytes,
 }
 
 std::string describe(const RoleSetup& role, const ModelOnRank& model) {
-  return model.mesh().pp() == 1
-             ? role.name
-             : fmt::format("{}, stage {} of {}", role.name, model.at().pp + 1, model.mesh().pp());
+  return model.mesh().pp() == 1 ? name_of(role.role)
+                                : fmt::format("{}, stage {} of {}", name_of(role.role),
+                                              model.at().pp + 1, model.mesh().pp());
 }
 
 // Bytes of a rank's cache that hold states of linear attention, with the additional slot.
@@ -230,18 +230,18 @@ std::vector<Phase> phases_of(const RunSetup& setup) {
   }
   const auto& roles = setup.roles;
   std::vector<Phase> phases{{"update_weights", Work::kReshard}, {"gen", Work::kGenerate}};
-  const auto add = [&](const std::string& role, const char* name, Work work) {
+  const auto add = [&](Role role, const char* name, Work work) {
     for (std::size_t i = 0; i < roles.size(); ++i) {
-      if (roles[i].name == role) phases.push_back({name, work, i});
+      if (roles[i].role == role) phases.push_back({name, work, i});
     }
   };
-  add("reward", "reward", Work::kForward);
-  if (setup.rollout->computes_old_log_prob) add("actor", "old_log_prob", Work::kForward);
-  add("ref", "ref", Work::kForward);
-  add("critic", "values", Work::kForward);
-  add("critic", "update_critic", Work::kLearn);
-  add("actor", "update_actor", Work::kLearn);
-  if (setup.saves) add("actor", "save_checkpoint", Work::kSave);
+  add(Role::kReward, "reward", Work::kForward);
+  if (setup.rollout->computes_old_log_prob) add(Role::kActor, "old_log_prob", Work::kForward);
+  add(Role::kRef, "ref", Work::kForward);
+  add(Role::kCritic, "values", Work::kForward);
+  add(Role::kCritic, "update_critic", Work::kLearn);
+  add(Role::kActor, "update_actor", Work::kLearn);
+  if (setup.saves) add(Role::kActor, "save_checkpoint", Work::kSave);
   return phases;
 }
 

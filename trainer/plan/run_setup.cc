@@ -22,10 +22,6 @@ RoleSetup checked(RoleSetup role) {
   return role;
 }
 
-}  // namespace
-
-namespace {
-
 models::TrainingDtypes dtypes_of(const EngineConfig& engine, const OptimConfig& optim) {
   return {.grad_reduce_in_fp32 = engine.grad_reduce_in_fp32,
           .exp_avg = optim.exp_avg_dtype,
@@ -43,7 +39,7 @@ MemorySettings memory_settings(const SftConfig& config) {
           .dtypes = dtypes_of(config.engine, config.optim)};
 }
 
-MemorySettings memory_settings(const PpoConfig& config, const std::string& role) {
+MemorySettings memory_settings(const PpoConfig& config, Role role) {
   MemorySettings memory{
       .longest = "data.max_response_length",
       .longest_sequence = config.longest_sequence(),
@@ -52,24 +48,29 @@ MemorySettings memory_settings(const PpoConfig& config, const std::string& role)
   const auto computing = [&](const std::string& prefix, const MicroBatchSize& size) {
     memory.learning = memory.computing = {.prefix = prefix, .size = size};
   };
-  if (role == "actor") {
-    memory.engine = kActorSection + ".megatron";
-    computing(kRolloutSection + ".log_prob_",
-              config.log_prob_micro_batches(config.rollout.log_prob));
-    memory.learning = {.prefix = kActorSection + ".ppo_", .size = config.actor_micro_batches()};
-    memory.batch_size = config.actor_mini_batches().size;
-    memory.dtypes = dtypes_of(config.actor.megatron, config.actor.optim);
-  } else if (role == "critic") {
-    memory.engine = "critic.megatron";
-    computing("critic.ppo_", config.critic_micro_batches());
-    memory.batch_size = config.critic_mini_batches().size;
-    memory.dtypes = dtypes_of(config.critic.megatron, config.critic.optim);
-  } else if (role == "ref") {
-    memory.engine = kRefSection + ".megatron";
-    computing(kRefSection + ".log_prob_", config.log_prob_micro_batches(config.ref.log_prob));
-  } else {
-    memory.engine = "reward_model.megatron";
-    computing("reward_model.", config.reward_micro_batches());
+  switch (role) {
+    case Role::kActor:
+      memory.engine = kActorSection + ".megatron";
+      computing(kRolloutSection + ".log_prob_",
+                config.log_prob_micro_batches(config.rollout.log_prob));
+      memory.learning = {.prefix = kActorSection + ".ppo_", .size = config.actor_micro_batches()};
+      memory.batch_size = config.actor_mini_batches().size;
+      memory.dtypes = dtypes_of(config.actor.megatron, config.actor.optim);
+      break;
+    case Role::kRef:
+      memory.engine = kRefSection + ".megatron";
+      computing(kRefSection + ".log_prob_", config.log_prob_micro_batches(config.ref.log_prob));
+      break;
+    case Role::kCritic:
+      memory.engine = "critic.megatron";
+      computing("critic.ppo_", config.critic_micro_batches());
+      memory.batch_size = config.critic_mini_batches().size;
+      memory.dtypes = dtypes_of(config.critic.megatron, config.critic.optim);
+      break;
+    case Role::kReward:
+      memory.engine = "reward_model.megatron";
+      computing("reward_model.", config.reward_micro_batches());
+      break;
   }
   return memory;
 }
@@ -80,7 +81,7 @@ RunSetup setup_of(const SftConfig& config,
                   const DeviceSpec& device) {
   return {.device = device,
           .world_size = world_size,
-          .roles = {checked({.name = "actor",
+          .roles = {checked({.role = Role::kActor,
                              .model = model,
                              .engine = config.engine,
                              .ranks = ranks_of({}, world_size),
@@ -105,28 +106,28 @@ RunSetup setup_of(const PpoConfig& config,
                  .longest_sequence = config.longest_sequence(),
                  .saves = config.checkpoint.save_freq > 0,
                  .async_save = config.checkpoint.async_save};
-  const auto add = [&](const std::string& name, const models::TransformerConfig& model,
+  const auto add = [&](Role role, const models::TransformerConfig& model,
                        const EngineConfig& engine, const std::vector<int>& ranks,
                        const MiniBatches& learned) {
     setup.roles.push_back(
-        checked({.name = name,
+        checked({.role = role,
                  .model = model,
                  .engine = engine,
                  .ranks = ranks_of(ranks, world_size),
-                 .memory = memory_settings(config, name),
+                 .memory = memory_settings(config, role),
                  .trains = learned.size > 0,
                  .updates = learned.size > 0 ? sequences * learned.epochs / learned.size : 0,
                  .epochs = learned.epochs}));
   };
-  add("actor", models.actor, config.actor.megatron, config.actor.ranks,
+  add(Role::kActor, models.actor, config.actor.megatron, config.actor.ranks,
       config.actor_mini_batches());
   if (config.use_reference_policy())
-    add("ref", models.actor, config.ref.megatron, config.ref.ranks, {});
+    add(Role::kRef, models.actor, config.ref.megatron, config.ref.ranks, {});
   if (config.use_critic())
-    add("critic", models.critic, config.critic.megatron, config.critic.ranks,
+    add(Role::kCritic, models.critic, config.critic.megatron, config.critic.ranks,
         config.critic_mini_batches());
   if (config.reward.enable)
-    add("reward", models.reward, config.reward.megatron, config.reward.ranks, {});
+    add(Role::kReward, models.reward, config.reward.megatron, config.reward.ranks, {});
   setup.rollout = {.ranks = ranks_of(config.rollout.ranks, world_size),
                    .parallel = config.rollout_parallel(),
                    .settings = config.rollout,

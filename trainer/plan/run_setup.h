@@ -13,12 +13,13 @@
 #include "trainer/config/sft_config.h"
 #include "trainer/plan/device_table.h"
 #include "trainer/plan/memory_advice.h"
+#include "trainer/plan/model_role.h"
 
 namespace ferry::trainer {
 
 // A model on the mesh of its ranks.
 struct RoleSetup {
-  std::string name{};  // "actor", "ref", "critic", "reward"
+  Role role = Role::kActor;
   models::TransformerConfig model{};
   EngineConfig engine{};
   std::vector<int> ranks{};  // of the run, in their order on the mesh
@@ -70,9 +71,8 @@ RunSetup setup_of(const PpoConfig& config,
                   int world_size,
                   const DeviceSpec& device);
 
-// The settings that decide whether a role fits into memory. `role` of a run of reinforcement
-// learning: "actor", "ref", "critic", "reward".
+// The settings that decide whether a role fits into memory.
 MemorySettings memory_settings(const SftConfig& config);
-MemorySettings memory_settings(const PpoConfig& config, const std::string& role);
+MemorySettings memory_settings(const PpoConfig& config, Role role);
 
 }  // namespace ferry::trainer

@@ -55,7 +55,7 @@ BatchWorker::BatchWorker(const PpoConfig& config,
 void BatchWorker::add(const std::string& name,
                       const std::string& phase,
                       WorkerGroup::Method method) {
-  workers_.add(name, phase, dispatch_, std::move(method));
+  workers_.add(name, {.name = phase}, dispatch_, std::move(method));
 }
 
 void BatchWorker::add_methods() {

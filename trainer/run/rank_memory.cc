@@ -12,17 +12,6 @@
 #include "trainer/engine/out_of_memory.h"
 
 namespace ferry::trainer {
-namespace {
-
-// The role that computes in a phase.
-std::string role_of(const std::string& phase) {
-  if (phase == "old_log_prob" || phase == "update_actor") return "actor";
-  if (phase == "values" || phase == "update_critic") return "critic";
-  return phase;  // "ref", "reward"
-}
-
-}  // namespace
-
 RankMemory::RankMemory(const RolloutConfig& rollout, models::World& world)
     : rollout_(rollout), world_(world) {}
 
@@ -30,24 +19,24 @@ void RankMemory::add(const MegatronEngine* role) {
   if (role != nullptr) roles_.push_back(role);
 }
 
-std::string RankMemory::ways(const std::string& phase) const {
+std::string RankMemory::ways(const StepPhase& phase) const {
   std::vector<std::string> held, ways;
   const bool on_gpu = world_.device().is_cuda();
   for (const auto* const role : roles_) {
     const auto& offload = role->offload();
-    const auto& name = role->options().name;
-    const auto& section = role->options().memory.engine;
+    const auto& options = role->options();
+    const auto& section = options.memory.engine;
     std::int64_t bytes = 0;
     const auto add = [&](std::int64_t part, const char* key, bool in_use) {
       bytes += part;
       if (on_gpu && !in_use && part > 0)
         ways.push_back(fmt::format("{}.{}=true, for {}", section, key, in_words(part)));
     };
-    const bool in_use = name == role_of(phase);
+    const bool in_use = options.role == phase.role;
     add(offload.params().device_bytes(), "param_offload", in_use);
     add(offload.grads().device_bytes(), "grad_offload", in_use);
     add(role->trains() ? role->optimizer().device_bytes() : 0, "optimizer_offload", false);
-    held.push_back(fmt::format("{} of {}", in_words(bytes), name));
+    held.push_back(fmt::format("{} of {}", in_words(bytes), name_of(options.role)));
   }
   const auto& ranks = rollout_.ranks;
   if (ranks.empty() || std::ranges::find(ranks, world_.rank()) != ranks.end()) {
@@ -62,10 +51,12 @@ std::string RankMemory::ways(const std::string& phase) const {
                      ways.empty() ? "" : fmt::format("; room: {}", fmt::join(ways, "; or ")));
 }
 
-void RankMemory::run(const std::string& phase, const std::function<void()>& body) const {
+void RankMemory::run(const StepPhase& phase, const std::function<void()>& body) const {
   allocating(
       world_.device(),
-      [&] { return Buffer{.name = phase, .what_fits = [&](std::int64_t) { return ways(phase); }}; },
+      [&] {
+        return Buffer{.name = phase.name, .what_fits = [&](std::int64_t) { return ways(phase); }};
+      },
       [&] {
         try {
           body();
@@ -83,7 +74,7 @@ std::vector<std::string> RankMemory::expect() const {
     const auto& offload = role->offload();
     const auto returning = offload.params().host_bytes() + offload.grads().host_bytes();
     const auto note = role->memory().expect(!role->trains(), room(world_.device()) - returning);
-    if (!note.empty()) mine.push_back(fmt::format("{}: {}", role->options().name, note));
+    if (!note.empty()) mine.push_back(fmt::format("{}: {}", name_of(role->options().role), note));
   }
   std::vector<int> ranks(static_cast<std::size_t>(world_.size()));
   std::iota(ranks.begin(), ranks.end(), 0);

@@ -5,14 +5,22 @@
 #include <c10/core/Device.h>
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "models/distributed/world.h"
 #include "trainer/config/ppo_config.h"
 #include "trainer/engine/megatron_engine.h"
+#include "trainer/plan/model_role.h"
 
 namespace ferry::trainer {
+
+// A part of a step, "update_actor", and the role whose parameters and gradients it needs, if any.
+struct StepPhase {
+  std::string name{};
+  std::optional<Role> role{};
+};
 
 class RankMemory {
  public:
@@ -21,16 +29,16 @@ class RankMemory {
   // A role of this rank, which outlives this; null: another rank's.
   void add(const MegatronEngine* role);
 
-  // Runs `body` in a phase of a step, "update_actor". An OutOfMemory names the phase and says what
+  // Runs `body` in a phase. An OutOfMemory names the phase and says what
   // the other roles could give back.
-  void run(const std::string& phase, const std::function<void()>& body) const;
+  void run(const StepPhase& phase, const std::function<void()>& body) const;
 
   // Before the first step: of each rank whose roles may not find the memory of their largest
   // micro-batches, which it is and what would fit. Called by all ranks, returns the same on all.
   std::vector<std::string> expect() const;
 
  private:
-  std::string ways(const std::string& phase) const;
+  std::string ways(const StepPhase& phase) const;
 
   const RolloutConfig& rollout_;
   models::World& world_;

@@ -38,7 +38,7 @@ std::vector<double> sum_over(const models::ProcessGroup& group, const std::vecto
 MegatronEngineOptions engine_options(const SftConfig& config,
                                      std::shared_ptr<const converter::Checkpoint> origin,
                                      std::int64_t total_steps) {
-  return {.name = "actor",
+  return {.role = Role::kActor,
           .origin = std::move(origin),
           .model = config.model,
           .engine = config.engine,

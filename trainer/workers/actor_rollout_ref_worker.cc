@@ -102,7 +102,7 @@ ActorRolloutRefWorker::ActorRolloutRefWorker(models::World& world,
   const auto rank = world.rank();
   if (has_role(config.actor.ranks, rank)) {
     actor_ = std::make_unique<MegatronWorker>(world,
-                                              role_engine({.name = "actor",
+                                              role_engine({.role = Role::kActor,
                                                            .origin = origin_,
                                                            .model = config.model,
                                                            .engine = config.actor.megatron,
@@ -113,12 +113,12 @@ ActorRolloutRefWorker::ActorRolloutRefWorker(models::World& world,
   if (config.use_reference_policy() && has_role(config.ref.ranks, rank)) {
     ref_ = std::make_unique<MegatronWorker>(
         world,
-        MegatronEngineOptions{.name = "ref",
+        MegatronEngineOptions{.role = Role::kRef,
                               .origin = origin_,
                               .model = config.model,
                               .engine = config.ref.megatron,
                               .ranks = config.ref.ranks,
-                              .memory = memory_settings(config, "ref")},
+                              .memory = memory_settings(config, Role::kRef)},
         offload_flags(config.ref.megatron));
   }
   if (has_role(config.rollout.ranks, rank))

@@ -13,7 +13,7 @@ CriticWorker::CriticWorker(models::World& world,
                            std::shared_ptr<const converter::Checkpoint> origin,
                            std::int64_t total_steps)
     : MegatronWorker(world,
-                     role_engine({.name = "critic",
+                     role_engine({.role = Role::kCritic,
                                   .origin = std::move(origin),
                                   .model = config.critic.model.path.empty() ? config.model
                                                                             : config.critic.model,

@@ -37,7 +37,7 @@ UpdateOutput MegatronWorker::update(
     const RolloutBatch& batch,
     const MiniBatches& mini_batches,
     const std::function<std::map<std::string, double>(const RolloutBatch&, double)>& learn) {
-  const auto& role = engine_->options().name;
+  const auto role = name_of(engine_->options().role);
   const auto dp = engine_->mesh().shape().dp();
   const auto rows = batch.size();
   const auto size = mini_batches.size / dp;

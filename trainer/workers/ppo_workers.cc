@@ -94,7 +94,7 @@ PpoWorkers::PpoWorkers(models::World& world,
         std::make_unique<RewardModelWorker>(world, config, open_checkpoint(config.reward.model));
   memory_.add(of(critic_.get()));
   memory_.add(of(reward_model_.get()));
-  memory_.run("the rollout", [&] {
+  memory_.run({.name = "the rollout"}, [&] {
     policy_->init_rollout(encoder, tools, config.reward.scores_early() ? &reward_ : nullptr);
   });
   add_roles();
@@ -103,14 +103,14 @@ PpoWorkers::PpoWorkers(models::World& world,
 PpoWorkers::~PpoWorkers() = default;
 
 void PpoWorkers::add(const std::string& name,
-                     const std::string& phase,
+                     const StepPhase& phase,
                      const Dispatch& dispatch,
                      WorkerGroup::Method method) {
   group_.add(name, dispatch, [this, phase, method = std::move(method)](const WorkerData& call) {
     enter_step(call.meta_info.value("global_step", step_));
     std::optional<Timeline::Scope> span;
-    if (timeline_) span.emplace(*timeline_, phase);
-    profiler_.begin_task(step_, phase);
+    if (timeline_) span.emplace(*timeline_, phase.name);
+    profiler_.begin_task(step_, phase.name);
     WorkerData answer;
     memory_.run(phase, [&] { answer = method(call); });
     if (timeline_) models::synchronize(world_.device());
@@ -132,15 +132,15 @@ void PpoWorkers::add_checkpoints(const std::string& role, MegatronWorker* worker
   auto dispatch = one_to_all(world_);
   dispatch.takes_part = worker != nullptr;
   using Texts = std::map<std::string, std::string>;
-  add(role + "/save_checkpoint", "save_checkpoint", dispatch, [worker](const WorkerData& call) {
+  add(role + "/save_checkpoint", {"save_checkpoint"}, dispatch, [worker](const WorkerData& call) {
     worker->save_checkpoint(step_of(call), call.meta_info.at("caller").get<Texts>(),
                             call.meta_info.at("async"));
     return WorkerData();
   });
-  add(role + "/load_checkpoint", "load_checkpoint", dispatch, [worker](const WorkerData& call) {
+  add(role + "/load_checkpoint", {"load_checkpoint"}, dispatch, [worker](const WorkerData& call) {
     return numbers_alone(worker->load_checkpoint(step_of(call), call.meta_info.at("root")));
   });
-  add(role + "/finish_save", "save_checkpoint", dispatch, [worker](const WorkerData& call) {
+  add(role + "/finish_save", {"save_checkpoint"}, dispatch, [worker](const WorkerData& call) {
     return numbers_alone(worker->finish_save(call.meta_info.at("wait")));
   });
 }
@@ -156,7 +156,7 @@ void PpoWorkers::add_roles() {
   if (config_.use_critic()) add_mesh("critic", mesh_of(critic_.get()));
   if (config_.reward.enable) add_mesh("reward", mesh_of(reward_model_.get()));
 
-  add("generate_sequences", "gen", policy.rollout_dispatch(),
+  add("generate_sequences", {"gen"}, policy.rollout_dispatch(),
       [this, &policy](const WorkerData& call) {
         WorkerData answer;
         answer.batch = policy.generate_sequences(call.batch, call.meta_info.at("sampling"));
@@ -167,40 +167,43 @@ void PpoWorkers::add_roles() {
             spans_.push_back(std::move(span));
         return answer;
       });
-  add("compute_log_prob", "old_log_prob", policy.actor_dispatch(),
+  add("compute_log_prob", {"old_log_prob", Role::kActor}, policy.actor_dispatch(),
       of_rows(&policy, &ActorRolloutRefWorker::compute_log_prob));
   if (config_.is_async())
-    add("keep_rows", "gen", policy.actor_dispatch(), [](const WorkerData& call) { return call; });
-  add("update_actor", "update_actor", policy.actor_dispatch(), [&policy](const WorkerData& call) {
-    return numbers_alone(policy.update_actor(call.batch, step_of(call)));
-  });
+    add("keep_rows", {"gen"}, policy.actor_dispatch(), [](const WorkerData& call) { return call; });
+  add("update_actor", {"update_actor", Role::kActor}, policy.actor_dispatch(),
+      [&policy](const WorkerData& call) {
+        return numbers_alone(policy.update_actor(call.batch, step_of(call)));
+      });
   if (config_.use_reference_policy())
-    add("compute_ref_log_prob", "ref", policy.ref_dispatch(),
+    add("compute_ref_log_prob", {"ref", Role::kRef}, policy.ref_dispatch(),
         of_rows(&policy, &ActorRolloutRefWorker::compute_ref_log_prob));
-  add("update_weights", "update_weights", one_to_all(world_), [&policy](const WorkerData& call) {
+  add("update_weights", {"update_weights"}, one_to_all(world_), [&policy](const WorkerData& call) {
     policy.update_weights(call.meta_info.at("weights_step"));
     return WorkerData();
   });
-  add("sleep_rollout", "sleep", one_to_all(world_), [&policy](const WorkerData&) {
+  add("sleep_rollout", {"sleep"}, one_to_all(world_), [&policy](const WorkerData&) {
     policy.sleep_rollout();
     return WorkerData();
   });
   add_checkpoints("actor", policy.actor());
   if (config_.use_critic()) {
     const auto dispatch = critic_ ? critic_->dispatch() : Dispatch::none();
-    add("compute_values", "values", dispatch,
+    add("compute_values", {"values", Role::kCritic}, dispatch,
         of_rows(critic_.get(), &CriticWorker::compute_values));
-    add("update_critic", "update_critic", dispatch, [this](const WorkerData& call) {
-      return numbers_alone(critic_->update_critic(call.batch));
-    });
+    add("update_critic", {"update_critic", Role::kCritic}, dispatch,
+        [this](const WorkerData& call) {
+          return numbers_alone(critic_->update_critic(call.batch));
+        });
     add_checkpoints("critic", critic_.get());
   }
   if (config_.reward.enable)
-    add("compute_rm_score", "reward", reward_model_ ? reward_model_->dispatch() : Dispatch::none(),
+    add("compute_rm_score", {"reward", Role::kReward},
+        reward_model_ ? reward_model_->dispatch() : Dispatch::none(),
         of_rows(reward_model_.get(), &RewardModelWorker::compute_rm_score));
   // A program is started once, and asked by one. Other ranks may be answering ahead.
   const bool by_one = !config_.reward.command.empty() || config_.is_async();
-  add("compute_reward", "reward", by_one ? rank_zero(world_) : dp_compute_proto(world_),
+  add("compute_reward", {"reward"}, by_one ? rank_zero(world_) : dp_compute_proto(world_),
       of_rows(&reward_, &RewardManager::compute_reward));
 }
 

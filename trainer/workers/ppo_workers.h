@@ -51,7 +51,7 @@ class PpoWorkers {
 
   // Called by all ranks, in the same order: one method more. Its work is `phase` on the timeline.
   void add(const std::string& name,
-           const std::string& phase,
+           const StepPhase& phase,
            const Dispatch& dispatch,
            WorkerGroup::Method method);
 

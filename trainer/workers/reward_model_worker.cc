@@ -12,12 +12,12 @@ RewardModelWorker::RewardModelWorker(models::World& world,
                                      const PpoConfig& config,
                                      std::shared_ptr<const converter::Checkpoint> origin)
     : MegatronWorker(world,
-                     {.name = "reward",
+                     {.role = Role::kReward,
                       .origin = std::move(origin),
                       .model = config.reward.model,
                       .engine = config.reward.megatron,
                       .ranks = config.reward.ranks,
-                      .memory = memory_settings(config, "reward")},
+                      .memory = memory_settings(config, Role::kReward)},
                      offload_flags(config.reward.megatron)),
       config_(config) {}
 

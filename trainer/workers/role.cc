@@ -24,7 +24,7 @@ MegatronEngineOptions role_engine(MegatronEngineOptions options,
                                   const PpoConfig& config,
                                   const OptimConfig& optim,
                                   std::int64_t total_steps) {
-  options.memory = memory_settings(config, options.name);
+  options.memory = memory_settings(config, options.role);
   const std::filesystem::path run = config.trainer.run.default_local_dir;
   // Actor and critic save one after the other: what both have is never the newest of one alone.
   const auto keep_last = config.checkpoint.keep_last.value_or(0);
@@ -32,7 +32,7 @@ MegatronEngineOptions role_engine(MegatronEngineOptions options,
       .optimizer = optimizer_config(options.engine, optim),
       .scheduler = scheduler_config(optim, total_steps),
       .checkpoint = {
-          .root = run / options.name,
+          .root = run / name_of(options.role),
           .keep_last = config.use_critic() && keep_last > 0 ? std::max(keep_last, 2) : keep_last,
           .keep_every = config.checkpoint.keep_every.value_or(0)}};
   return options;

@@ -1,0 +1,106 @@
+// Roles of a run: which there are, what each does in a step, and the keys that its memory depends
+// on.
+#include "trainer/plan/run_setup.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "tests/support/expect.h"
+#include "tests/support/models/planned_runs.h"
+
+namespace ferry::trainer {
+namespace run_setup_test {
+
+using support::fails;
+using support::grpo;
+using support::llama_8b;
+
+const DeviceSpec kH200 = *find_device("H200");
+
+RunSetup setup(const PpoConfig& config, int ranks = 4) {
+  return setup_of(config, {.actor = llama_8b(), .critic = llama_8b(), .reward = llama_8b()}, ranks,
+                  kH200);
+}
+
+std::vector<Role> roles_of(const PpoConfig& config) {
+  std::vector<Role> roles;
+  for (const auto& role : setup(config).roles) roles.push_back(role.role);
+  return roles;
+}
+
+TEST(RunSetup, HasTheRolesThatTheConfigurationAsksFor) {
+  auto config = grpo();
+  config.actor.use_kl_loss = false;
+  EXPECT_EQ(roles_of(config), (std::vector{Role::kActor}));
+  config.actor.use_kl_loss = true;
+  EXPECT_EQ(roles_of(config), (std::vector{Role::kActor, Role::kRef}));
+  config.algorithm.adv_estimator = AdvantageEstimator::kGae;
+  config.reward.enable = true;
+  EXPECT_EQ(roles_of(config),
+            (std::vector{Role::kActor, Role::kRef, Role::kCritic, Role::kReward}));
+}
+
+TEST(RunSetup, CountsUpdatesOfRolesThatTrain) {
+  auto config = grpo();  // 64 x 8 answers, mini-batches of 16 x 8
+  config.actor.use_kl_loss = true;
+  config.actor.ppo_epochs = 3;
+  const auto roles = setup(config).roles;
+  EXPECT_TRUE(roles[0].trains);
+  EXPECT_EQ(roles[0].updates, 12);
+  EXPECT_EQ(roles[0].epochs, 3);
+  EXPECT_FALSE(roles[1].trains);
+  EXPECT_EQ(roles[1].updates, 0);
+}
+
+TEST(RunSetup, GivesARoleTheRanksThatItNames) {
+  auto config = grpo();
+  config.actor.ranks = {1, 2};
+  config.rollout.ranks = {0, 3};
+  const auto named = setup(config);
+  EXPECT_EQ(named.roles.front().ranks, (std::vector{1, 2}));
+  EXPECT_EQ(named.rollout->ranks, (std::vector{0, 3}));
+  EXPECT_EQ(setup(grpo()).roles.front().ranks, (std::vector{0, 1, 2, 3}));
+}
+
+TEST(RunSetup, RefusesAMeshThatDoesNotFillItsRanks) {
+  auto config = grpo();
+  config.actor.megatron.parallel.tensor_model_parallel_size = 3;
+  EXPECT_TRUE(fails(ErrorKind::kUsage,
+                    {"actor_rollout_ref.actor.megatron", "4 ranks are no multiple of tp 3"},
+                    [&] { setup(config); }));
+}
+
+TEST(MemorySettings, NameTheKeysOfTheirRole) {
+  const auto config = grpo();
+  const auto actor = memory_settings(config, Role::kActor);
+  EXPECT_EQ(actor.engine, "actor_rollout_ref.actor.megatron");
+  EXPECT_EQ(actor.learning.prefix, "actor_rollout_ref.actor.ppo_");
+  EXPECT_EQ(actor.computing.prefix, "actor_rollout_ref.rollout.log_prob_");
+  const auto ref = memory_settings(config, Role::kRef);
+  EXPECT_EQ(ref.engine, "actor_rollout_ref.ref.megatron");
+  EXPECT_EQ(ref.computing.prefix, "actor_rollout_ref.ref.log_prob_");
+  const auto critic = memory_settings(config, Role::kCritic);
+  EXPECT_EQ(critic.engine, "critic.megatron");
+  EXPECT_EQ(critic.learning.prefix, "critic.ppo_");
+  const auto reward = memory_settings(config, Role::kReward);
+  EXPECT_EQ(reward.engine, "reward_model.megatron");
+  EXPECT_EQ(reward.computing.prefix, "reward_model.");
+}
+
+TEST(MemorySettings, AreOfAMiniBatchWhereTheRoleLearns) {
+  const auto config = grpo();
+  EXPECT_EQ(memory_settings(config, Role::kActor).batch_size, 16 * 8);
+  EXPECT_EQ(memory_settings(config, Role::kRef).batch_size, 64 * 8);
+}
+
+TEST(MemorySettings, TakeTheMomentsDtypesFromTheRolesOwnOptimizer) {
+  auto config = grpo();
+  config.critic.optim.exp_avg_dtype = distckpt::DType::kBF16;
+  EXPECT_EQ(memory_settings(config, Role::kCritic).dtypes.exp_avg, distckpt::DType::kBF16);
+  EXPECT_EQ(memory_settings(config, Role::kActor).dtypes.exp_avg, distckpt::DType::kF32);
+}
+
+}  // namespace run_setup_test
+}  // namespace ferry::trainer
