@@ -96,6 +96,15 @@ struct Totals {
   double seconds = 0;
   bool cancelled = false;
 };
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(
+    Totals, output_tokens, prompt_tokens, first_tokens, seconds, cancelled)
+
+// The answers of a data parallel rank.
+struct Share {
+  Totals totals{};
+  std::string answers{};  // JSON, whose members keep their order: [[number, answer], ...]
+};
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Share, totals, answers)
 
 // This rank's share of the prompts: those whose number, by data parallel ranks, leaves its own.
 class Generation {
@@ -219,23 +228,17 @@ void say_totals(const Totals& totals, std::int64_t cache_bytes, at::Device devic
 // totals.
 Totals gather(const models::ProcessGroup& dp,
               const Totals& mine,
-              ordered_json answers,
+              const ordered_json& answers,
               AnswerPrinter& printer) {
-  const ordered_json report{{"answers", std::move(answers)},
-                            {"output_tokens", mine.output_tokens},
-                            {"prompt_tokens", mine.prompt_tokens},
-                            {"first_tokens", mine.first_tokens},
-                            {"cancelled", mine.cancelled}};
   Totals sums{.seconds = mine.seconds};
-  for (const auto& bytes :
-       dp.all_gather_bytes(report.dump(-1, ' ', false, ordered_json::error_handler_t::replace))) {
-    const auto theirs = ordered_json::parse(bytes);
-    sums.output_tokens += theirs["output_tokens"].get<std::int64_t>();
-    sums.prompt_tokens += theirs["prompt_tokens"].get<std::int64_t>();
-    sums.cancelled = sums.cancelled || theirs["cancelled"].get<bool>();
-    for (const double seconds : theirs["first_tokens"]) sums.first_tokens.push_back(seconds);
+  const Share share{mine, answers.dump(-1, ' ', false, ordered_json::error_handler_t::replace)};
+  for (const auto& theirs : models::gather(dp, share)) {
+    sums.output_tokens += theirs.totals.output_tokens;
+    sums.prompt_tokens += theirs.totals.prompt_tokens;
+    sums.cancelled = sums.cancelled || theirs.totals.cancelled;
+    std::ranges::copy(theirs.totals.first_tokens, std::back_inserter(sums.first_tokens));
     if (dp.rank() != 0) continue;
-    for (const auto& answer : theirs["answers"])
+    for (const auto& answer : ordered_json::parse(theirs.answers))
       printer.add(answer[0].get<std::int64_t>(), answer[1]);
   }
   return sums;
@@ -272,8 +275,7 @@ bool generate_on_rank(const GenerateFlags& flags, models::World& world) {
       printer.add(number, std::move(answer));
     }
   });
-  if (!alone && mesh.coordinates().tp == 0)
-    totals = gather(mesh.dp(), totals, std::move(mine), printer);
+  if (!alone && mesh.coordinates().tp == 0) totals = gather(mesh.dp(), totals, mine, printer);
   if (is_first && !flags.quiet) say_totals(totals, generation.cache_bytes(), world.device());
   if (totals.cancelled && is_first)
     fmt::print(stderr, "error: cancelled: answers that were not finished say \"abort\"\n");

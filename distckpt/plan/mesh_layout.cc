@@ -186,14 +186,8 @@ MeshLayout gather_mesh_layout(const RankGroup& group, std::vector<LocalShard> mi
   run_together(group, [&] { bytes = encode_sharded_tensors(tensors_of(mine)); });
   const auto all = group.gather(bytes);
   MeshLayout mesh;
-  run_together(group, [&] {
-    std::vector<std::vector<ShardedTensor>> ranks;
-    for (std::size_t rank = 0; rank < all.size(); ++rank) {
-      ranks.push_back(
-          decode_sharded_tensors(all[rank], fmt::format("the shards of rank {}", rank)));
-    }
-    mesh = make_mesh_layout(std::move(ranks), group.rank, std::move(mine));
-  });
+  run_together(group,
+               [&] { mesh = make_mesh_layout(decode_ranks(all), group.rank, std::move(mine)); });
   return mesh;
 }
 

@@ -153,4 +153,12 @@ std::vector<ShardedTensor> decode_sharded_tensors(std::string_view bytes, std::s
   return Decoder(bytes, source).decode();
 }
 
+std::vector<std::vector<ShardedTensor>> decode_ranks(std::span<const std::string> ranks) {
+  std::vector<std::vector<ShardedTensor>> tensors;
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank)
+    tensors.push_back(
+        decode_sharded_tensors(ranks[rank], fmt::format("the shards of rank {}", rank)));
+  return tensors;
+}
+
 }  // namespace ferry::distckpt

@@ -17,5 +17,7 @@ std::string encode_sharded_tensors(std::span<const ShardedTensor> tensors);
 // The inverse. Throws Error(kCorrupt) that names `source` and the byte for anything else; every
 // tensor is valid.
 std::vector<ShardedTensor> decode_sharded_tensors(std::string_view bytes, std::string_view source);
+// The tensors of each rank, out of the bytes that each encoded.
+std::vector<std::vector<ShardedTensor>> decode_ranks(std::span<const std::string> ranks);
 
 }  // namespace ferry::distckpt

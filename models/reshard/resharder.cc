@@ -43,12 +43,7 @@ std::vector<std::vector<ShardedTensor>> gather_shards(const ProcessGroup& group,
                                                       const std::vector<LocalShard>& mine) {
   std::vector<ShardedTensor> tensors;
   for (const auto& shard : mine) tensors.push_back(shard.tensor);
-  const auto all = group.all_gather_bytes(distckpt::encode_sharded_tensors(tensors));
-  std::vector<std::vector<ShardedTensor>> ranks;
-  for (std::size_t rank = 0; rank < all.size(); ++rank)
-    ranks.push_back(
-        distckpt::decode_sharded_tensors(all[rank], fmt::format("the shards of rank {}", rank)));
-  return ranks;
+  return distckpt::decode_ranks(group.all_gather_bytes(distckpt::encode_sharded_tensors(tensors)));
 }
 
 // Cuts a box into parts of at most so many bytes, as far as it can be cut.

@@ -6,6 +6,8 @@
 #include <cstdlib>
 #include <limits>
 
+#include "trainer/optimizer/first_place.h"
+
 namespace ferry::trainer {
 namespace {
 
@@ -23,17 +25,12 @@ models::Observer FiniteOutputs::observer() {
   return [this](const std::string& module, const at::Tensor& output) {
     ++num_seen_;
     if (at::isfinite(output).all().item<bool>()) return;
-    const auto place = fmt::format("{:012}/{:012}/{}", layer_of(module), num_seen_, module);
-    if (first_.empty() || place < first_) first_ = place;
+    keep_first(first_, fmt::format("{:012}/{:012}/{}", layer_of(module), num_seen_, module));
   };
 }
 
 std::string FiniteOutputs::first(const models::ProcessGroup& all) const {
-  std::string first;
-  for (const auto& place : all.all_gather_bytes(first_)) {
-    if (!place.empty() && (first.empty() || place < first)) first = place;
-  }
-  return first.substr(first.rfind('/') + 1);
+  return first_name(all, first_);
 }
 
 }  // namespace ferry::trainer

@@ -21,7 +21,7 @@ class FiniteOutputs {
 
  private:
   std::int64_t num_seen_ = 0;
-  std::string first_{};  // of this rank: its place in the model, then its name
+  std::string first_{};  // place of this rank (first_place.h)
 };
 
 }  // namespace ferry::trainer

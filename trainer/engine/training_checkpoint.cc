@@ -18,6 +18,7 @@
 #include "distckpt/plan/rank_group.h"
 #include "distckpt/storage/filenames.h"
 #include "models/device/device.h"
+#include "models/distributed/messages.h"
 #include "models/distributed/world.h"
 #include "models/pipeline_forward.h"
 #include "models/reshard/device_box_io.h"
@@ -102,7 +103,7 @@ std::vector<at::Tensor> TrainingCheckpoint::tensors() const {
 
 std::shared_ptr<const distckpt::Pickle> TrainingCheckpoint::common_state(
     const CallerState& caller) const {
-  const auto of_ranks = chunks_.front()->mesh().all().all_gather_bytes(caller.of_rank);
+  const auto of_ranks = models::gather(chunks_.front()->mesh().all(), caller.of_rank);
   PickleWriter pickle;
   pickle.begin_dict();
   if (config_.origin != nullptr && config_.origin->common) {

@@ -12,6 +12,7 @@
 #include "models/device/host_memory.h"
 #include "models/distributed/world.h"
 #include "models/tensor_parallel/parameters.h"
+#include "trainer/optimizer/first_place.h"
 #include "trainer/optimizer/kernels/adam.h"
 #include "trainer/optimizer/optimizer_shards.h"
 #include "trainer/optimizer/streamed_adam.h"
@@ -195,7 +196,7 @@ double DistributedOptimizer::global_squared_sum() const {
 
 std::string DistributedOptimizer::first_not_finite() const {
   const auto& mesh = ddp_.mesh();
-  std::string first;  // its place in the order of the model, then its key
+  std::string first;
   for (const auto& shard : shards_) {
     const auto& bucket = bucket_of(shard);
     const auto& buffer = ddp_.buffers()[shard.buffer];
@@ -211,15 +212,11 @@ std::string DistributedOptimizer::first_not_finite() const {
       const auto parameter = of[static_cast<std::size_t>((mine.begin - slot.begin + at) / of_each)];
       const auto stage = ddp_.chunk_of(shard.buffer) * static_cast<std::size_t>(mesh.shape().pp()) +
                          static_cast<std::size_t>(mesh.coordinates().pp);
-      const auto name = fmt::format("{:08}/{:08}/{}", stage, parameter,
-                                    buffer.parameters().all()[parameter].spec.key);
-      if (first.empty() || name < first) first = name;
+      keep_first(first, fmt::format("{:08}/{:08}/{}", stage, parameter,
+                                    buffer.parameters().all()[parameter].spec.key));
     }
   }
-  for (const auto& name : mesh.all().all_gather_bytes(first)) {
-    if (!name.empty() && (first.empty() || name < first)) first = name;
-  }
-  return first.substr(first.rfind('/') + 1);
+  return first_name(mesh.all(), std::move(first));
 }
 
 std::vector<distckpt::LocalShard> DistributedOptimizer::sharded_state_dict() const {
