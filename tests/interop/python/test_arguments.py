@@ -55,6 +55,10 @@ def test_a_name_that_is_not_utf8_is_read_as_any_other(work):
     shutil.copytree(HF, text)
     for path in (text, os.fsencode(text)):
         assert len(list(ferry.open(path).tensors())) == len(list(ferry.open(HF).tensors()))
+    manifest = os.path.join(work, os.fsdecode(b"manifest\xff"))
+    with open(manifest, "w", encoding="utf-8") as out:
+        out.write(ferry.digest(HF).text)
+    assert ferry.check(text, manifest)
 
 
 @pytest.mark.parametrize("memory", [torch.empty(5, 3, device="meta"), torch.eye(3).to_sparse()], ids=["meta", "sparse"])
