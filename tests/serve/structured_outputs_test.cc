@@ -1,0 +1,162 @@
+// The formats that requests ask for, and those of tools' calls.
+#include "serve/api/structured_outputs.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+namespace ferry::serve {
+namespace structured_outputs_test {
+
+using rollout::text::ToolFormat;
+
+std::optional<RequestedFormat> requested(const char* text) {
+  const auto request = ordered_json::parse(text);
+  return requested_format(Fields(request));
+}
+
+// The message of the ApiError that a request gets.
+std::string refusal(const char* request) {
+  try {
+    (void)requested(request);
+  } catch (const ApiError& error) {
+    EXPECT_EQ(error.status(), 400);
+    return error.what();
+  }
+  return "is accepted";
+}
+
+bool holds(const std::string& text, std::string_view part) {
+  return text.find(part) != std::string::npos;
+}
+
+ordered_json tools() {
+  return ordered_json::parse(R"([
+      {"type": "function", "function": {"name": "weather", "parameters": {
+          "type": "object",
+          "properties": {"city": {"type": "string"},
+                         "unit": {"type": "string", "enum": ["C", "F"]},
+                         "days": {"type": "integer"}},
+          "required": ["city"]}}},
+      {"type": "function", "function": {"name": "time"}}])");
+}
+
+// All texts of a format, in its order.
+void gather_texts(const ordered_json& format, std::string& texts) {
+  if (format.is_object() && format.value("type", "") == "const_string")
+    texts += format["value"].get<std::string>();
+  if (format.is_structured())
+    for (const auto& part : format) gather_texts(part, texts);
+}
+
+std::string texts_of(ToolFormat format, const std::string& name) {
+  std::string texts;
+  gather_texts(format_of_calls(format, tools(), name, /*is_parallel=*/false).format, texts);
+  return texts;
+}
+
+TEST(RequestedFormat, IsAbsentWhereTheAnswerIsFree) {
+  EXPECT_FALSE(requested(R"({"prompt": "a"})"));
+  EXPECT_FALSE(requested(R"({"response_format": {"type": "text"}})"));
+  EXPECT_FALSE(requested(R"({"structured_outputs": {"json": null, "json_object": false}})"));
+}
+
+TEST(RequestedFormat, TakesASchemaAsAnObjectOrItsText) {
+  const auto format = ordered_json::parse(
+      R"({"type": "json_schema", "json_schema": {"type": "integer"}, "at": ""})");
+  const auto object = requested(R"({"guided_json": {"type": "integer"}})");
+  const auto text = requested(R"({"guided_json": "{\"type\": \"integer\"}"})");
+  ASSERT_TRUE(object && text);
+  EXPECT_EQ(object->format, format);
+  EXPECT_EQ(text->format, format);
+  EXPECT_EQ(object->param, "guided_json");
+}
+
+TEST(RequestedFormat, OfOpenAiIsTheSchemaInside) {
+  const auto found = requested(
+      R"({"response_format": {"type": "json_schema",
+                              "json_schema": {"schema": {"type": "null"}}}})");
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->format["json_schema"]["type"], "null");
+}
+
+TEST(RequestedFormat, OfChoicesIsOneOfTheTexts) {
+  const auto found = requested(R"({"structured_outputs": {"choice": ["yes", "no"]}})");
+  ASSERT_TRUE(found);
+  std::string texts;
+  gather_texts(found->format, texts);
+  EXPECT_EQ(found->format["type"], "or");
+  EXPECT_EQ(texts, "yesno");
+}
+
+TEST(RequestedFormat, RefusesASecondConstraint) {
+  EXPECT_TRUE(holds(refusal(R"({"response_format": {"type": "json_object"}, "guided_regex": "a"})"),
+                    "guided_regex: is not the only constraint: response_format is another"));
+  EXPECT_TRUE(holds(refusal(R"({"structured_outputs": {"regex": "a", "json_object": true}})"),
+                    "structured_outputs.json_object: is not the only constraint"));
+}
+
+TEST(RequestedFormat, NamesTheFieldThatIsNotSupported) {
+  EXPECT_TRUE(holds(refusal(R"({"structured_outputs": {"grammar": "root ::= a"}})"),
+                    "structured_outputs.grammar: is not supported"));
+  EXPECT_TRUE(
+      holds(refusal(R"({"response_format": {"type": "xml"}})"), "response_format.type: is not"));
+  EXPECT_TRUE(holds(refusal(R"({"response_format": {"type": "json_schema"}})"),
+                    "response_format.json_schema: is missing"));
+  EXPECT_TRUE(holds(refusal(R"({"guided_json": "{"})"), "guided_json: is no JSON"));
+  EXPECT_TRUE(holds(refusal(R"({"guided_choice": []})"), "guided_choice: is empty"));
+}
+
+TEST(FormatOfCalls, QuotesNamesAsTheFamilyWritesThem) {
+  EXPECT_EQ(texts_of(ToolFormat::kHermes, "time"),
+            "<tool_call>\n{\"name\": \"time\", \"arguments\": }\n</tool_call>");
+  EXPECT_EQ(texts_of(ToolFormat::kLlama3Json, "time"), "{\"name\": \"time\", \"parameters\": }");
+}
+
+TEST(FormatOfCalls, WritesTaggedArgumentsInTheSchemasOrder) {
+  EXPECT_EQ(texts_of(ToolFormat::kQwen3Coder, "weather"),
+            "<tool_call>\n<function=weather>\n<parameter=city>\n\n</parameter>\n"
+            "<parameter=unit>\nCF\n</parameter>\n<parameter=days>\n\n</parameter>\n"
+            "</function>\n</tool_call>");
+}
+
+TEST(FormatOfCalls, MakesArgumentsOptionalThatAreNotRequired) {
+  const auto format = format_of_calls(ToolFormat::kQwen3Coder, tools(), "weather", false).format;
+  const auto text = format.dump();
+  std::size_t optional = 0;
+  for (auto at = text.find("\"optional\""); at != text.npos; at = text.find("\"optional\"", at + 1))
+    ++optional;
+  EXPECT_EQ(optional, 2U);  // unit and days, not city
+}
+
+TEST(FormatOfCalls, RepeatsACallOnlyWhereSeveralMayBeMade) {
+  const auto repeats = [](bool is_parallel) {
+    return holds(format_of_calls(ToolFormat::kHermes, tools(), "", is_parallel).format.dump(),
+                 "\"star\"");
+  };
+  EXPECT_TRUE(repeats(true));
+  EXPECT_FALSE(repeats(false));
+}
+
+TEST(FormatOfCalls, RefusesANameThatIsNoToolOfTheRequest) {
+  try {
+    (void)format_of_calls(ToolFormat::kHermes, tools(), "weathr", false);
+    FAIL() << "is accepted";
+  } catch (const ApiError& error) {
+    EXPECT_TRUE(holds(error.what(), "tool_choice: weathr is not one of the tools"));
+  }
+}
+
+TEST(FormatOfCalls, RefusesPatternsOfStringsThatHaveNoQuotes) {
+  auto given = tools();
+  given[0]["function"]["parameters"]["properties"]["city"]["pattern"] = "a+";
+  try {
+    (void)format_of_calls(ToolFormat::kGlm45, given, "weather", false);
+    FAIL() << "is accepted";
+  } catch (const ApiError& error) {
+    EXPECT_TRUE(holds(error.what(), "tools: pattern at #/properties/city is not supported"));
+  }
+}
+
+}  // namespace structured_outputs_test
+}  // namespace ferry::serve
