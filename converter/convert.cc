@@ -111,7 +111,7 @@ class Conversion {
     return report(planned, std::move(copied), proved);
   }
 
-  // To S3: the working folder holds what is not sent yet.
+  // Writes to S3: the working folder holds what is not sent yet.
   ConvertReport write_to_store(distckpt::WorkFolder& work) {
     shared_ = SharedWork({}, work.path());
     const auto planned = plan_conversion(opened_, options_, work.output());

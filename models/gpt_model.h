@@ -27,7 +27,7 @@ struct ModelOptions {
   Alignment alignment = Alignment::kFast;
   distckpt::DType dtype = distckpt::DType::kBF16;
   bool sequence_parallel = false;  // of tensor parallel ranks, between the layers
-  // Whether gradients have the same bits at every run in kFast, too. Attention's backward on a GPU
+  // True if gradients have the same bits at every run in kFast, too. Attention's backward on a GPU
   // is up to three times as fast without it. kBitwise always has it.
   bool deterministic_mode = true;
   Recompute recompute{};

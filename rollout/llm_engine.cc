@@ -382,7 +382,7 @@ FinishReason LLMEngine::take(const DrawnToken& drawn, StepInFlight* next) {
   return sequence.finish_reason;
 }
 
-// Whether a sequence of so many tokens ends, for any last token.
+// True if a sequence of so many tokens ends, for any last token.
 bool LLMEngine::is_last(const Sequence& sequence, std::int64_t num_tokens) const {
   return num_tokens - sequence.num_prompt_tokens >= sequence.params->max_tokens ||
          num_tokens >= options_.max_model_len;

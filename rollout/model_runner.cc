@@ -52,7 +52,7 @@ std::vector<std::vector<CopiedSlot>> slots_to_copy(std::span<const ScheduledSequ
   return slots;
 }
 
-// Whether the rows include a token that the step before draws.
+// True if the rows include a token that the step before draws.
 bool takes_unknown(const ScheduledSequence& one) {
   return one.sequence->has_unknown() &&
          one.sequence->num_computed_tokens + one.num_new_tokens == one.sequence->size();
@@ -96,7 +96,7 @@ std::int64_t input_bytes(const RunnerLimits& limits,
   return bytes;
 }
 
-// Whether a step of decoding needs nothing from the host.
+// True if a step of decoding needs nothing from the host.
 bool can_capture(const models::GPTModel& model) {
   const auto& mesh = model.mesh();
   const auto shape =

@@ -60,7 +60,7 @@ struct StepInFlight {
   std::shared_ptr<c10::Event> done{};
 };
 
-// Whether data parallel ranks, which have other requests, share this rank's experts.
+// True if data parallel ranks, which have other requests, share this rank's experts.
 bool shares_experts(const models::GPTModel& model);
 
 class ModelRunner {
@@ -77,7 +77,7 @@ class ModelRunner {
                       const StepInFlight* before);
   // Waits for the step, and fills in the drawn tokens.
   static void collect(StepInFlight& step);
-  // Whether prompts of the model may have images.
+  // True if prompts of the model may have images.
   static bool sees_images(const models::GPTModel& model);
   // Called after the cache or the weights have moved.
   void forget_graphs();

@@ -20,7 +20,7 @@ namespace ferry::rollout {
 struct Completion {
   std::string text{};  // empty without a tokenizer
   std::vector<TokenOutput> tokens{};
-  // With enable_return_routed_experts: routes of the prompt and of all tokens but the last.
+  // Routes of the prompt and of all tokens but the last, if enable_return_routed_experts.
   std::vector<std::byte> routed_experts{};
   FinishReason finish_reason = FinishReason::kNone;
   std::optional<std::int64_t> stop_token{};  // for kStop: one of these two

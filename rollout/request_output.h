@@ -19,7 +19,7 @@ struct TokenOutput {
   float logprob = 0;            // by the model: the whole distribution at temperature 1
   float processed_logprob = 0;  // by the distribution that it was drawn from
   float entropy = 0;            // of that distribution, with SamplingParams::return_entropy
-  // With return_sampling_mask: the tokens that could be drawn, ascending.
+  // The tokens that could be drawn, ascending, if return_sampling_mask.
   std::vector<std::int32_t> sampling_mask{};
   // The model's likeliest tokens at this position, SamplingParams::logprobs of them.
   struct Top {
@@ -33,7 +33,7 @@ struct TokenOutput {
 struct CompletionOutput {
   std::int64_t index = 0;             // of the n samples
   std::vector<TokenOutput> tokens{};  // since the previous output
-  // With enable_return_routed_experts: the bytes of a routed_experts_tensor() (routed_experts.h)
+  // If enable_return_routed_experts: the bytes of a routed_experts_tensor() (routed_experts.h)
   // for the tokens that were computed since the previous output; the first has the prompt's. The
   // last token of a sample is never computed.
   std::vector<std::byte> routed_experts{};

@@ -1,7 +1,7 @@
 // Draws the next token of each row of logits. A draw is a function of the row, its parameters and
 // (seed, request, position): not of the other rows, and the same token on the host and on a GPU.
 //
-// From the row's logits l, in fp32, NaN counting as -inf, in the order of vLLM's sampler:
+// Steps from the row's logits l, in fp32, NaN counting as -inf, in the order of vLLM's sampler:
 //   1. forbidden tokens: l = -inf;
 //   2. penalties: for tokens of prompt and answer, l = l / repetition_penalty if l > 0, else l *
 //      repetition_penalty; for those c > 0 times in the answer, l -= frequency_penalty * c and l -=

@@ -45,7 +45,7 @@ class EngineSteps {
   virtual void wake_up() = 0;
   // Called every few seconds while there is nothing to do.
   virtual void idle() {}
-  // Whether the engine has gone, and every call fails from now on.
+  // True if the engine has gone, and every call fails from now on.
   virtual bool is_lost() const { return false; }
 };
 

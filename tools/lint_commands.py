@@ -44,7 +44,7 @@ def steady(line):
 
 
 def matches(expected, printed):
-    """Whether the lines are those expected, "..." being any."""
+    """True if the lines are those expected, "..." being any."""
     if not expected:
         return not printed
     if expected[0] == "...":

@@ -72,7 +72,7 @@ std::vector<Point> smoothed(const std::vector<Point>& points) {
   return means;
 }
 
-// From numbers to places in the picture.
+// Maps numbers to places in the picture.
 class Scales {
  public:
   Scales(const ChartOptions& options, const std::vector<Series>& series)

@@ -12,7 +12,7 @@ namespace ferry::cli {
 std::string make_delta_text(const converter::MakeDeltaReport& report);
 nlohmann::ordered_json make_delta_json(const converter::MakeDeltaReport& report);
 
-// With `tensors` also each tensor that changed.
+// `tensors`: also each tensor that changed.
 std::string delta_text(const converter::DeltaSummary& summary, bool tensors);
 nlohmann::ordered_json delta_json(const converter::DeltaSummary& summary);
 

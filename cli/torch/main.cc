@@ -7,7 +7,7 @@
 
 namespace {
 
-// By default glibc maps each large tensor of a step anew and pays for its pages every time. Blocks
+// glibc's default maps each large tensor of a step anew and pays for its pages every time. Blocks
 // below 32 MiB, the largest limit that glibc takes, stay in the process instead: a step of a small
 // model on the host takes 16 % less time (docs/benchmarks.md).
 void keep_pages_of_freed_tensors() {

@@ -24,8 +24,8 @@ struct MixRequest {
   double arrival = 0;  // seconds
 };
 
-// By arrival. A pure function of its arguments: the same on every rank. `salt` makes other prompts
-// of the same lengths. Throws Error(kUsage) that names what makes no sense.
+// Sorted by arrival. A pure function of its arguments: the same on every rank. `salt` makes other
+// prompts of the same lengths. Throws Error(kUsage) that names what makes no sense.
 std::vector<MixRequest> make_mix(const MixOptions& options,
                                  std::int64_t vocab_size,
                                  std::uint64_t salt);

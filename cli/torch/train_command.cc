@@ -108,7 +108,7 @@ void train_sft(const TrainFlags& flags) {
       [](const trainer::SftConfig& config) { return config.trainer; });
 }
 
-// Whether one of the run's programs asks for a sandbox.
+// True if one of the run's programs asks for a sandbox.
 bool uses_sandbox(const trainer::PpoConfig& config) {
   const auto& agents = config.rollout.agents;
   std::vector<std::string> texts{config.reward.command, agents.agent.env_command};

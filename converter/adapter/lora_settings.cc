@@ -32,7 +32,7 @@ std::size_t spelled_out(std::string_view pattern) {
   return size;
 }
 
-// Whether a pattern of PEFT matches the end of a name, from a dot or its beginning on; nothing for
+// True if a pattern of PEFT matches the end of a name, from a dot or its beginning on; nothing for
 // a pattern that is not understood. The matcher that never goes back (an extension of libstdc++)
 // takes time linear in the name, but descends once for each state of the pattern: few may be there.
 std::optional<bool> is_end_of(const std::string& pattern, const std::string& name) {

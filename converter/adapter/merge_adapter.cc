@@ -267,7 +267,7 @@ class MergeAmendment : public Amendment {
   const AdapterToMerge& merged_;
   const ConvertOptions& options_;
   std::optional<AdapterChanges> adapter_;  // since begin()
-  // By tensor of the source: its matrices that are changed.
+  // Matrices that are changed, by tensor of the source.
   std::vector<std::vector<std::unique_ptr<ChangingWeight>>> changing_;
 };
 

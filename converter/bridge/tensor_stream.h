@@ -77,7 +77,7 @@ class TensorStream {
   TensorStream(const TensorStream&) = delete;
   TensorStream& operator=(const TensorStream&) = delete;
 
-  // With their dtypes after a cast.
+  // Their dtypes are those after a cast.
   const std::vector<WantedTensor>& tensors() const { return wanted_.tensors; }
 
   struct Range {

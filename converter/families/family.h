@@ -93,10 +93,10 @@ struct Family {
   void (*configure)(const ConfigFields& fields, models::TransformerConfig& config) = nullptr;
   // Reads the description of a vision tower, out of all of config.json.
   void (*configure_vision)(const ConfigFields& all, models::TransformerConfig& config) = nullptr;
-  // Whether Megatron's arguments, which name no family, describe one of its models. None of a
+  // True if Megatron's arguments, which name no family, describe one of its models. None of a
   // family whose arguments are those of another.
   bool (*describes)(const models::TransformerConfig& config) = nullptr;
-  // Whether its models have what only few families have (families.cc, has_rare_parts).
+  // True if its models have what only few families have (families.cc, has_rare_parts).
   bool rare = false;
   // Its tensors have no counterparts in Megatron here: they go from one Hugging Face folder or
   // archive to another as they are, whatever their names and dtypes.

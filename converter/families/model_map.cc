@@ -213,7 +213,7 @@ class Builder {
             map_.family->model_type);
   }
 
-  // Whether one of the tensors that may lie either way does not lie transposed. All of a layer lie
+  // True if one of the tensors that may lie either way does not lie transposed. All of a layer lie
   // alike, and one of them may be as wide as it is high.
   bool lies_as_it_is(const Section& section,
                      std::span<const HfName> names,

@@ -58,7 +58,7 @@ struct ModelMap {
 
   // The key that a writer gives it.
   const std::string& written_key(const MegatronTensor& tensor) const;
-  // Whether a tensor is none of the model's, and travels beside it: a vision tower's.
+  // True if a tensor is none of the model's, and travels beside it: a vision tower's.
   bool is_carried(std::string_view hf_name) const;
   // "decoder.layers.3.mlp.experts.experts.linear_fc1.weight of expert 7", for messages.
   std::string describe(const MegatronTensor& tensor) const;
@@ -78,7 +78,7 @@ ModelMap make_model_map(const models::TransformerConfig& config, const FindTenso
 // Error(kLayout) if none is computed.
 ModelMap make_vision_map(const models::TransformerConfig& config);
 
-// Whether a tensor of that name belongs to a prediction layer, which a checkpoint may lack though
+// True if a tensor of that name belongs to a prediction layer, which a checkpoint may lack though
 // its configuration names one.
 bool is_prediction_tensor(const models::TransformerConfig& config, std::string_view hf_name);
 

@@ -30,7 +30,7 @@ struct Quantization {
     kFp8,     // E4M3 under the weight's name, beside ....weight_scale_inv
     kMxfp4,   // of experts: ...._blocks and ...._scales in place of the weight
     kPacked,  // four bits, as compressed-tensors or ModelOpt names them
-    // To be written: weights that are read in four bits (E2M1) as kFp8, by powers of two, without
+    // Written only: weights that are read in four bits (E2M1) as kFp8, by powers of two, without
     // rounding.
     kFp8Lossless,
   };

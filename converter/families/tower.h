@@ -33,7 +33,7 @@ std::optional<MegatronLayout> megatron_layout(std::string_view name);
 // A key without wrappers and the prefix of a language model in one that also sees.
 std::string_view language_model_key(std::string_view key);
 
-// Whether a key or an object's key is of the family's tower, in a layout that keeps it there.
+// True if a key or an object's key is of the family's tower, in a layout that keeps it there.
 bool is_tower_key(const Family& family, std::string_view key);
 
 // The layout of a checkpoint with these keys.

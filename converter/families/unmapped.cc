@@ -23,7 +23,7 @@ std::optional<std::int64_t> number_at(std::string_view& text) {
   return number;
 }
 
-// Whether `name` is spelled as a rule's pattern says; `expert` is then what {e} stands for.
+// True if `name` is spelled as a rule's pattern says; `expert` is then what {e} stands for.
 bool spells(std::string_view pattern, std::string_view name, std::int64_t& expert) {
   const auto open = pattern.find('{');
   if (open == std::string_view::npos) return pattern == name;

@@ -1,4 +1,4 @@
-// Why a tensor of a Hugging Face folder is none of its model's: mostly, config.json says otherwise.
+// The reason why a tensor of a Hugging Face folder is none of its model's: its config.json, mostly.
 #pragma once
 
 #include <string>

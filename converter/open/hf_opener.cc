@@ -204,7 +204,7 @@ class HfOpener {
         {.stored = index, .box = distckpt::Box::whole(checkpoint_.layout.tensor(index).shape)});
   }
 
-  // Whether it is one of the tensors of a weight of four bits.
+  // True if it is one of the tensors of a weight of four bits.
   bool link_packed(std::uint32_t index) {
     const auto& packed = *quantization_->packed;
     const auto& stored = checkpoint_.layout.tensor(index);

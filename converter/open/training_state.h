@@ -35,7 +35,7 @@ struct TrainingState {
 // the dense one and that of experts.
 std::vector<distckpt::PickleValue> param_groups_of_common(distckpt::PickleValue optimizer);
 
-// Whether a checkpoint holds state of an optimizer, as far as its keys tell.
+// True if a checkpoint holds state of an optimizer, as far as its keys tell.
 bool has_optimizer(const Checkpoint& checkpoint);
 
 // Adds the state of a torch_dist checkpoint, if it has any: Checkpoint::training, and the tensors,

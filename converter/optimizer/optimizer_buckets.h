@@ -16,7 +16,7 @@ namespace ferry::converter {
 // the pipeline's stage; for experts expert tensor parallel, expert parallel, stage.
 enum class ParameterGroup : std::uint8_t { kDense, kExpert };
 
-// Whether local experts share a module or have one each; which of the two a run used shows in the
+// Local experts share a module or have one each; which of the two a run used shows in the
 // sizes alone.
 enum class ExpertOrder : std::uint8_t { kGrouped, kSequential };
 

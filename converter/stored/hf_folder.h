@@ -63,7 +63,7 @@ enum class Links { kInside, kAll };
 // With `incomplete` the index may name files and tensors that are not there.
 HfForm read_hf_folder(const std::filesystem::path& folder, Links links, bool incomplete = false);
 
-// Whether a file of this name goes along with the weights: it holds none.
+// True if a file of this name goes along with the weights: it holds none.
 bool travels(std::string_view name);
 
 // The files that hold a model's weights.

@@ -7,7 +7,7 @@
 
 namespace ferry {
 
-// Whether the host had no more memory, or no more threads.
+// True if the host had no more memory, or no more threads.
 bool is_out_of_memory(const std::exception& error);
 
 // An Error is itself; of the others those of memory, threads and files are kIo, and the rest kBug.

@@ -23,7 +23,7 @@ enum class Encoding : std::uint8_t {
 // The elements that one element of the stored tensor packs: 1, 2 or 8.
 std::int64_t pack_size(Encoding encoding);
 
-// Whether a stored tensor of that dtype holds such elements: F8_E4M3; U8 for two in a byte; I32.
+// True if a stored tensor of that dtype holds such elements: F8_E4M3; U8 for two in a byte; I32.
 bool holds(DType stored, Encoding encoding);
 
 // F32, F16, BF16, F8_E4M3; U8 and F8_E8M0 hold exponents, whose bias is 127.

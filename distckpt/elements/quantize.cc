@@ -22,8 +22,8 @@ std::optional<std::int64_t> first_not_finite(std::span<const float> values) {
   return found - values.begin();
 }
 
-// To nearest even, of magnitudes below 464; without branches, so that a compiler makes vectors of
-// it. Adding 2^14 to what is below the smallest normal, 2^-6, rounds it to a multiple of 2^-9.
+// Rounds to nearest even, of magnitudes below 464; has no branch, so that a compiler makes vectors
+// of it. Adding 2^14 to what is below the smallest normal, 2^-6, rounds it to a multiple of 2^-9.
 std::uint32_t to_e4m3(float value) {
   const auto bits = std::bit_cast<std::uint32_t>(value);
   const auto magnitude = bits & 0x7FFFFFFFU;
@@ -36,7 +36,7 @@ std::uint32_t to_e4m3(float value) {
   return (magnitude < (121U << 23U) ? small : normal) | (bits >> 24U & 0x80U);
 }
 
-// Whether it is a number of E4M3; of magnitudes up to 448.
+// True if it is a number of E4M3; of magnitudes up to 448.
 bool is_e4m3(float value) {
   constexpr float kSmallestNormal = 0x1p-6F;
   if (std::abs(value) < kSmallestNormal) return std::trunc(value * 0x1p9F) == value * 0x1p9F;

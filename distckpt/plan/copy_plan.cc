@@ -135,7 +135,7 @@ void append_pieces(const BoxLink& link,
   });
 }
 
-// Whether the axes name each dimension of the model's box that is longer than one exactly once, in
+// True if the axes name each dimension of the model's box that is longer than one exactly once, in
 // the length that the stored box has.
 bool axes_fit(const BoxLink& link, std::int64_t pack) {
   const auto& axes = link.axes;

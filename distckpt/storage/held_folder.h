@@ -21,7 +21,7 @@ class HeldFolder {
   // Holds nothing yet. `shown` is what messages call it.
   explicit HeldFolder(std::filesystem::path shown);
 
-  // From now on path() leads to that folder.
+  // path() leads to that folder from now on.
   void hold(const Descriptor& folder);
 
   int fd() const { return fd_.get(); }

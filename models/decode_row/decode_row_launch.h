@@ -63,7 +63,7 @@ struct DecodeRow {
   DecoderLayer layers[kMostDecoderLayers]{};
 };
 
-// Whether the shape lies within the kernel's bounds and the current device has the shared memory
+// True if the shape lies within the kernel's bounds and the current device has the shared memory
 // that it needs.
 bool decode_row_fits(const DecodeRowShape& shape);
 std::int64_t decode_row_exchange(const DecodeRowShape& shape);

@@ -30,7 +30,7 @@ class RowDecoder {
                                           Alignment alignment,
                                           const Parameters& parameters);
 
-  // Whether the row's tensors and its cache have the layout that the kernel reads, and tensor
+  // True if the row's tensors and its cache have the layout that the kernel reads, and tensor
   // parallel ranks have mapped each other's memory (ProcessGroup::map_peer_memory()).
   bool takes(const DecodedRow& row) const;
   // hidden [1, hidden] is the embedding of the row. Also stores the row's keys and values in the

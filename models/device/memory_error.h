@@ -10,7 +10,7 @@
 
 namespace ferry::models {
 
-// Whether a device or the host is out of memory. Most of LibTorch's allocators, cuBLAS and CUDA
+// True if a device or the host is out of memory. Most of LibTorch's allocators, cuBLAS and CUDA
 // throw a c10::Error as for any other failure, which is told by its text. A thread that the host
 // could not start counts as well.
 bool is_out_of_memory(const std::exception& error);

@@ -30,7 +30,7 @@ void announce_failure(const World& world, const std::string& why);
 // every rank as soon as one is gone, and none should go before the others have spoken.
 void wait_for_failures(const World& world);
 
-// Whether any rank has announced a failure, or the store's owner, rank 0, is gone.
+// True if any rank has announced a failure, or the store's owner, rank 0, is gone.
 bool any_failure(const c10::intrusive_ptr<c10d::Store>& store);
 
 // Like any_failure(), for frequent polling by a rank that waits as long as its peers work: a store

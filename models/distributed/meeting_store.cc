@@ -23,7 +23,7 @@ constexpr int kMostTries = 3;
 // Every rank that connects has met all others, so what it says is not long in coming.
 constexpr auto kVerdictPatience = std::chrono::seconds(30);
 
-// Whether the connections were made on every rank, which each rank reports in the store. A rank
+// True if the connections were made on every rank, which each rank reports in the store. A rank
 // that reports nothing has died: then the result is `mine`, and the group's next operation names
 // the rank.
 bool made_by_all(MeetingStore& store, bool mine, int rank, int size) {

@@ -99,7 +99,7 @@ class Watch {
     asked_about_since_ = Clock::now();
   }
 
-  // Whether the work of `entry` is done; if so, forgets it. Ends the process if it never will be.
+  // True if the work of `entry` is done; if so, forgets it. Ends the process if it never will be.
   bool is_done(Entry& entry) {
     std::string why;
     set_asked(&entry);

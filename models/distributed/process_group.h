@@ -35,7 +35,7 @@ class Pending {
   void wait() {
     if (const auto finish = std::exchange(finish_, nullptr)) finish();
   }
-  // Whether wait() would return at once. A transfer on the host is never done before wait().
+  // True if wait() would return at once. A transfer on the host is never done before wait().
   bool done() const { return !finish_ || done_(); }
 
  private:

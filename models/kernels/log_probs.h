@@ -2,7 +2,7 @@
 // logits. A row is reduced to four numbers, from which the gradient is written over the logits
 // themselves, so that no second tensor of their size exists.
 //
-// With l the row in fp32, divided by the temperature: log_prob(t) = (l[t] - max l) - log sum exp(l
+// Let l be the row in fp32, over the temperature: log_prob(t) = (l[t] - max l) - log sum exp(l
 // - max l), entropy = log sum exp(l - max l) - sum p (l - max l). The sums of a row depend on
 // nothing but the row. On the host log_prob has the bytes of torch.log_softmax; on a GPU it has
 // them for vocabularies of more than 12,288 entries, a multiple of four, where torch's sums depend

@@ -12,7 +12,7 @@
 
 namespace ferry::models {
 
-// Whether the kernel knows ATen's tree for rows of this many channels.
+// True if the kernel knows ATen's tree for rows of this many channels.
 bool rms_norm_cuda_supports(std::int64_t channels);
 
 struct RmsNormResult {

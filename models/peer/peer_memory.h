@@ -36,7 +36,7 @@ class PeerMemory {
                                           const Gather& gather);
   virtual ~PeerMemory() = default;
 
-  // Whether the message is of a type and size that exchange() takes: the same on all ranks, since
+  // True if the message is of a type and size that exchange() takes: the same on all ranks, since
   // their messages are alike. Sums are of bf16, fp32 or int32.
   virtual bool takes(PeerOperation operation, const at::Tensor& mine) const = 0;
   // Called by all ranks in the same order, on one stream at a time. Sums of bf16 add up in fp32, in

@@ -192,7 +192,7 @@ struct TransformerConfig {
     if (attention_k_eq_v) config.key_values = KeyValues::kKeys;
     return config;
   }
-  // Whether the layer turns by rotary_base_local.
+  // True if the layer turns by rotary_base_local.
   bool turns_locally(std::int64_t layer) const {
     return rotary_base_local.has_value() && window_of(layer).has_value();
   }

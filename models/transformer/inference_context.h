@@ -58,7 +58,7 @@ class InferenceContext {
   // The only row of this step; nullopt if there are several rows, or the row is not a decoded one.
   virtual std::optional<DecodedRow> only_row() const { return std::nullopt; }
 
-  // Whether all ranks that share experts have as many rows in this step, and few: they may exchange
+  // True if all ranks that share experts have as many rows in this step, and few: they may exchange
   // all of them.
   virtual bool has_equal_rows() const { return false; }
 

@@ -264,7 +264,7 @@ at::Tensor Experts::forward(const at::Tensor& rows, const at::Tensor& ends) cons
   return results;
 }
 
-// From about two choices an expert on, grouped products are faster (tests/bench/experts_bench.cc).
+// Grouped products are faster from about two choices an expert on (tests/bench/experts_bench.cc).
 // Ranks of an expert tensor parallel group would each add the whole bias.
 bool Experts::takes_few(const at::Tensor& choices) const {
   const bool knows_activation =

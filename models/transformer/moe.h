@@ -61,7 +61,7 @@ class MoELayer : public FeedForward {
                       const RouterChoice& choice,
                       const InferenceContext& context) const override;
 
-  // Whether generate() asks the host for nothing, given has_equal_rows(): all ranks see all rows of
+  // True if generate() asks the host for nothing, given has_equal_rows(): all ranks see all rows of
   // those that share experts, and compute their own experts' part of the results.
   static bool generates_on_device(const ParallelState& mesh);
 

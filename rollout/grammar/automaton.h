@@ -25,9 +25,9 @@ class Automaton {
     if (!states_[static_cast<std::size_t>(state)].is_expanded) expand(state);
     return next_[static_cast<std::size_t>(state)][byte];
   }
-  // Whether the text may end here.
+  // True if the text may end here.
   bool accepts(State state) const { return states_[static_cast<std::size_t>(state)].accepts; }
-  // Whether the text may go on.
+  // True if the text may go on.
   bool continues(State state) const {
     return !states_[static_cast<std::size_t>(state)].places.empty();
   }

@@ -29,7 +29,7 @@ ordered_json merge(const ordered_json& root,
                    const std::string& at,
                    int depth = 0);
 
-// Whether no value is valid by both, as far as types, constants and members that both require say.
+// True if no value is valid by both, as far as types, constants and members that both require say.
 bool are_disjoint(const ordered_json& root, const ordered_json& one, const ordered_json& other);
 
 // The schema of a format, as a regular expression; null for an unknown one.

@@ -21,7 +21,7 @@ class Vocabulary {
   Vocabulary(const text::Tokenizer& tokenizer, std::int64_t size);
 
   std::int64_t size() const { return size_; }
-  // With kAddedToken in front for added tokens; empty for ids without text.
+  // Added tokens have kAddedToken in front; ids without text are empty.
   const std::string& bytes_of(std::int64_t token) const {
     return bytes_[static_cast<std::size_t>(token)];
   }

@@ -112,7 +112,7 @@ FERRY_ANY_VECTORS void add_noise(const RandomBits& bits, Floats& z) {
     for (std::size_t i = 0; i < kQuads; ++i) z[4 * i + k] += gumbel_noise(bits[k][i]);
 }
 
-// Whether, with the smallest bits of a chunk, z + noise may be above `best`. Noise is -ln(-ln(1 -
+// True if, with the smallest bits of a chunk, z + noise may be above `best`. Noise is -ln(-ln(1 -
 // w)), w growing with the bits, and w <= -ln(1 - w): where it is at least x, w <= e^-x.
 bool may_exceed(float best, float z, std::uint32_t bits) {
   const float roundings = 1e-3F + 1e-6F * std::abs(best);  // more than those of noise and sum

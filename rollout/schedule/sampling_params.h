@@ -35,7 +35,7 @@ struct SamplingParams {
   bool penalizes() const {
     return repetition_penalty != 1 || presence_penalty != 0 || frequency_penalty != 0;
   }
-  // Whether the draw leaves tokens out.
+  // True if the draw leaves tokens out.
   bool truncates() const { return !greedy() && (top_k > 0 || top_p < 1 || min_p > 0); }
 
   // Throws Error(kUsage) that names a field which is out of range or contradicts another.

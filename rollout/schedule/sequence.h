@@ -26,7 +26,7 @@ struct PrefixHash {
 
 enum class SequenceStatus : std::uint8_t { kWaiting, kRunning, kFinished };
 
-// Why a sequence ended, in vLLM's terms; kNone while it continues.
+// The reason why a sequence ended, in vLLM's terms; kNone while it continues.
 enum class FinishReason : std::uint8_t {
   kNone,
   kStop,    // a stop token or the end of sequence

@@ -28,7 +28,7 @@ struct ImageSource {
 std::vector<ImageSource> take_images(nlohmann::ordered_json& messages,
                                      const nlohmann::ordered_json& column = nullptr);
 
-// Whether there is a part of a message that is no text.
+// True if there is a part of a message that is no text.
 bool has_images(const nlohmann::ordered_json& messages);
 
 }  // namespace ferry::rollout::text

@@ -9,7 +9,7 @@ namespace ferry::rollout::text {
 // Objects and lists within each other, at most.
 inline constexpr int kDeepestJson = 100;
 
-// Whether so many brackets are open at once somewhere. The text need not be JSON.
+// True if so many brackets are open at once somewhere. The text need not be JSON.
 bool nests_deeply(std::string_view json);
 
 // A discarded value if the text is no JSON or nests deeply.

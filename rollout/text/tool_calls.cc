@@ -46,7 +46,7 @@ std::string_view without_space(std::string_view text) {
   return end == std::string_view::npos ? std::string_view() : text.substr(begin, end + 1 - begin);
 }
 
-// From left to right: what is left of the text makes no frame.
+// Goes from left to right: what is left of the text makes no frame.
 std::string without_frames(std::string_view text) {
   std::string kept;
   while (!text.empty()) {
@@ -58,7 +58,7 @@ std::string without_frames(std::string_view text) {
   return kept;
 }
 
-// With U+FFFD for bytes that are not UTF-8.
+// Bytes that are not UTF-8 become U+FFFD.
 std::string as_text(const ordered_json& value) {
   return value.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
 }

@@ -34,7 +34,7 @@ enum class ToolFormat : std::uint8_t {
   kDeepSeekV31,
 };
 
-// By name, one of tool_format_names(). Nothing for another one.
+// `name`: one of tool_format_names(). Nothing for another one.
 std::optional<ToolFormat> tool_format(std::string_view name);
 std::vector<std::string> tool_format_names();
 // The format that a chat template writes, or nothing.

@@ -26,7 +26,7 @@ struct ImageProcessorConfig {
   std::array<double, 3> image_std{0.26862954, 0.26130258, 0.27577711};
 };
 
-// Whether processor_config.json, of all that a model takes, or preprocessor_config.json say how
+// True if processor_config.json, of all that a model takes, or preprocessor_config.json say how
 // images are read.
 bool describes_images(std::string_view text, const std::string& source);
 

@@ -21,7 +21,7 @@ struct HttpRequest {
 
   // Empty if there is no such header.
   std::string_view header(std::string_view lower_case_name) const;
-  // Whether it is authorized by this API key. Takes the same time wherever a wrong one differs.
+  // True if it is authorized by this API key. Takes the same time wherever a wrong one differs.
   bool has_bearer(std::string_view api_key) const;
   // The value of `name=value` in the query, with %XX and '+' decoded; empty if it is absent.
   std::string query_value(std::string_view name) const;

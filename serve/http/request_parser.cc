@@ -34,7 +34,7 @@ std::string_view trimmed(std::string_view text) {
   return end == std::string_view::npos ? std::string_view() : text.substr(begin, end + 1 - begin);
 }
 
-// Whether a list of words, such as "keep-alive, Upgrade", has this one.
+// True if a list of words, such as "keep-alive, Upgrade", has this one.
 bool lists(std::string_view list, std::string_view word) {
   while (!list.empty()) {
     const auto one = list.substr(0, list.find(','));

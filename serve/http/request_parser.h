@@ -26,7 +26,7 @@ class RequestParser {
 
   bool has_begun() const { return !line_.empty() || part_ != Part::kHead || head_bytes_ > 0; }
   bool is_complete() const { return part_ == Part::kComplete; }
-  // Why the request is refused: a status, and what is wrong. 0 if it is not.
+  // The reason of a refusal: a status, and what is wrong. 0: the request is not refused.
   int refused_status() const { return refused_status_; }
   const std::string& refusal() const { return refusal_; }
   // The client waits for "100 Continue" before it sends the body. True once for each request.

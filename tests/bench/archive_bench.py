@@ -211,7 +211,7 @@ def ferry_run(ferry, *arguments):
 
 
 def ferry_round(arm, back, ferry, source, options):
-    """To an archive and back. ferry proves what it wrote, by reading it again; that time stands by itself."""
+    """Converts to an archive and back. ferry proves what it wrote, by reading it again; that time stands by itself."""
     clear(arm.path)
     clear(back)
     to_disk(source)

@@ -66,7 +66,7 @@ at::Tensor like(const at::Tensor& x, double scale) {
   return (at::randn(x.sizes(), x.options().dtype(at::kFloat)) * scale).to(x.scalar_type());
 }
 
-// By how much `got` is off, as a share of what is expected.
+// The error of `got`, as a share of what is expected.
 double difference(const at::Tensor& got, const at::Tensor& expected) {
   const auto wide = expected.to(at::kFloat);
   return (got.to(at::kFloat) - wide).norm().item<double>() / wide.norm().item<double>();

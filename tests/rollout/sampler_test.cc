@@ -121,7 +121,7 @@ TEST(Sampler, EntropiesAreTheTrainersBytes) {
 TEST(Sampler, SamplingMasksAreWhatIsKept) {
   at::manual_seed(5);
   constexpr std::int64_t kVocab = 300;
-  // With ties, also where the cut is.
+  // There are ties, also where the cut is.
   const auto logits = (at::randn({8, kVocab + 4}) * 2).to(at::kBFloat16);
   std::vector<SamplingParams> params{{.top_k = 5},
                                      {.temperature = 0.7, .top_p = 0.8},
@@ -158,7 +158,7 @@ TEST(Sampler, SamplingMasksAreWhatIsKept) {
     const auto ids = integers(mask.token_ids);
     EXPECT_TRUE(std::ranges::is_sorted(ids));
     EXPECT_EQ(std::ranges::count(ids, sampled.tokens[i].item<std::int64_t>()), 1);
-    // From the largest on none is left out but a tie, and its mass is what the formulas say.
+    // None from the largest on is left out but a tie, and its mass is what the formulas say.
     const auto row = logits[i].narrow(0, 0, kVocab).to(at::kFloat);
     auto kept = at::zeros({kVocab}, at::kBool);
     kept.index_fill_(0, mask.token_ids, true);

@@ -49,7 +49,7 @@ class AgentLoop {
 
   // The tools that the chat template shows to the model, or null.
   virtual nlohmann::ordered_json tools(const Session&) const { return {}; }
-  // Whether the text of a turn is without special tokens.
+  // True if the text of a turn is without special tokens.
   virtual bool skips_special(const Session&) const { return true; }
   // The most tokens of the turn that begins.
   virtual std::int64_t max_tokens(const Session&) const {
@@ -75,7 +75,7 @@ class AgentLoop {
     return {};
   }
 
-  // Whether a turn is asked about: it ended by itself, another may follow.
+  // True if a turn is asked about: it ended by itself, another may follow.
   virtual bool asks_about(bool stopped, bool may_go_on) const { return stopped && may_go_on; }
   // The session is over before its program has said so: what the program is told, if anything.
   virtual std::optional<nlohmann::json> cut_off(const Session&) const { return std::nullopt; }

@@ -61,7 +61,7 @@ class AgentProgram {
 
   void send(const nlohmann::json& line);
   bool has_open() const { return !open_.empty(); }
-  // Whether that question was open.
+  // True if that question was open.
   bool close(std::int64_t id) { return open_.erase(id) > 0; }
 
  private:

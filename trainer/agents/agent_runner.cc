@@ -213,7 +213,7 @@ void AgentRunner::take(std::size_t number, const rollout::RequestOutput& output)
   }
 }
 
-// Whether another turn may follow that of the model (verl's tool_agent_loop.py).
+// True if another turn may follow that of the model (verl's tool_agent_loop.py).
 bool AgentRunner::may_go_on(const Session& session) const {
   const auto& turns = config_.multi_turn;
   const auto reached = [](int count, const std::optional<int>& most) {
@@ -337,7 +337,7 @@ std::vector<std::int64_t> AgentRunner::encoded(const Session& session,
   return encoder_.encode_turn(session.messages, reply.num_messages, tools);
 }
 
-// Whether the loop asks on where a reply cannot be given to the model.
+// True if the loop asks on where a reply cannot be given to the model.
 bool AgentRunner::refuses(std::size_t number, const AgentReply& reply, const std::string& why) {
   auto& session = (*sessions_)[number];
   auto questions = loop_of(session)->is_refused(session, reply, why);
@@ -347,7 +347,7 @@ bool AgentRunner::refuses(std::size_t number, const AgentReply& reply, const std
   return true;
 }
 
-// Whether the model goes on.
+// True if the model goes on.
 bool AgentRunner::prompt_is_known(std::size_t number, const AgentReply& reply) {
   auto& session = (*sessions_)[number];
   if (reply.num_messages == 0 && reply.tokens.empty()) return true;

@@ -71,7 +71,7 @@ class AgentRunner {
       const SessionObserver& observer = {},
       const std::function<bool()>& is_enough = [] { return false; });
 
-  // From the question to the answer, of each since this was called last: "tool/<name>",
+  // Spans from question to answer, of all since this was called last: "tool/<name>",
   // "env/<method>", "program/<method>".
   std::vector<Span> take_spans() { return std::exchange(spans_, {}); }
 
@@ -104,7 +104,7 @@ class AgentRunner {
   void turn_is_over(std::size_t number, bool stopped);
   void ask(std::size_t number, std::vector<AgentQuestion> questions);
   std::vector<AgentAnswer> receive(bool wait);
-  // Whether the model goes on.
+  // True if the model goes on.
   bool resume(std::size_t number);
   std::vector<std::int64_t> encoded(const Session& session, const AgentReply& reply) const;
   bool refuses(std::size_t number, const AgentReply& reply, const std::string& why);

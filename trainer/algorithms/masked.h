@@ -17,7 +17,7 @@ at::Tensor masked_sum(const at::Tensor& values, const at::Tensor& mask, Dim dim 
 // sum / (count + 1e-8): 0 where there is nothing.
 at::Tensor masked_mean(const at::Tensor& values, const at::Tensor& mask, Dim dim = {});
 
-// With Bessel's correction. Throws Error(kUsage) below two elements.
+// It has Bessel's correction. Throws Error(kUsage) below two elements.
 at::Tensor masked_var(const at::Tensor& values, const at::Tensor& mask);
 
 // (values - mean) / sqrt(variance + 1e-8), of all elements, those that the mask lacks too.

@@ -68,9 +68,9 @@ struct AgentSections {
   MultiTurnSection multi_turn{};
   bool operator==(const AgentSections&) const = default;
 
-  // Whether records may ask for that loop.
+  // True if records may ask for that loop.
   bool has(AgentLoopKind loop) const;
-  // Whether an answer may have several turns.
+  // True if an answer may have several turns.
   bool enabled() const {
     return has(AgentLoopKind::kTool) || has(AgentLoopKind::kEnv) || has(AgentLoopKind::kProgram);
   }

@@ -22,7 +22,7 @@ bool share_a_rank(const std::vector<int>& left, const std::vector<int>& right) {
       left, [&](int rank) { return std::ranges::find(right, rank) != right.end(); });
 }
 
-// Whether the rollout has none of a role's ranks; a role that names none has all.
+// True if the rollout has none of a role's ranks; a role that names none has all.
 bool generates_apart(const PpoConfig& c, const std::vector<int>& ranks) {
   return !ranks.empty() && !c.rollout.ranks.empty() && !share_a_rank(ranks, c.rollout.ranks);
 }

@@ -108,7 +108,7 @@ enum class KlEstimator : std::uint8_t {
   kK3,
 };
 
-// With `+` after its name an estimator keeps its value and takes the gradient of k2, which is the
+// An estimator with `+` after its name keeps its value and takes the gradient of k2, which is the
 // one whose expected gradient is that of the divergence.
 struct KlPenalty {
   KlEstimator estimator = KlEstimator::kLowVarKl;

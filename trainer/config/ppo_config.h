@@ -57,7 +57,7 @@ struct RouterReplaySection {  // actor_rollout_ref.actor.router_replay
   bool operator==(const RouterReplaySection&) const = default;
 };
 
-// Whether the actor computes old log-probabilities where the rollout has said them.
+// True if the actor computes old log-probabilities where the rollout has said them.
 enum class RecomputeOldLogProb : std::uint8_t { kAuto, kTrue, kFalse };
 
 struct ActorConfig {              // actor_rollout_ref.actor
@@ -144,7 +144,7 @@ struct RolloutConfig {  // actor_rollout_ref.rollout
   AgentSections agents{};  // of several turns
   bool operator==(const RolloutConfig&) const = default;
 
-  // Whether tokens are left out of the draw.
+  // True if tokens are left out of the draw.
   bool truncates() const { return top_k > 0 || top_p < 1; }
 };
 
@@ -188,7 +188,7 @@ struct RewardConfig {   // reward_model
   int command_max_restarts = 2;
   int num_workers = 1;  // processes of the program
 
-  // Whether an answer is scored when it is complete, not when all are.
+  // True if an answer is scored when it is complete, not when all are.
   bool scores_early() const { return !command.empty() && num_workers > 1; }
   std::string format_pattern{};  // an answer of this form gets format_score on top
   double format_score = 0.1;
@@ -287,20 +287,20 @@ struct PpoConfig {
 
   bool use_critic() const { return algorithm.adv_estimator == AdvantageEstimator::kGae; }
   bool use_reference_policy() const { return actor.use_kl_loss || algorithm.use_kl_in_reward; }
-  // Whether the rollout answers while the actor learns, or keeps its weights for several steps.
+  // True if the rollout answers while the actor learns, or keeps its weights for several steps.
   bool is_async() const;
   // Batches that may be answered before the one that learns is.
   std::int64_t batches_ahead() const;
   // The most updates that weights which drew a token are behind those that learn from it.
   std::int64_t max_staleness() const;
-  // Whether the rollout's log-probabilities and entropies are the bytes that the actor would
+  // True if the rollout's log-probabilities and entropies are the bytes that the actor would
   // compute.
   bool rollout_says_old_log_prob() const;
-  // Whether they are taken instead.
+  // True if the actor takes them instead.
   bool takes_old_log_prob() const;
 
   models::ParallelConfig rollout_parallel() const;
-  // Whether the rollout computes with the actor's own memory.
+  // True if the rollout computes with the actor's own memory.
   bool rollout_shares_memory() const;
 
   // The settings of each role; those that it does not have are the actor's.

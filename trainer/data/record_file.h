@@ -44,7 +44,7 @@ class RecordFile {
   virtual std::unique_ptr<Chunk> open(std::size_t chunk) const = 0;
 };
 
-// By the name: .jsonl, .ndjson and .json hold an object a line, .parquet a table. Throws
+// The name decides: .jsonl, .ndjson and .json hold an object a line, .parquet a table. Throws
 // Error(kUsage | kNotFound | kCorrupt | kIo) that names the file.
 std::unique_ptr<RecordFile> open_record_file(const std::filesystem::path& path);
 

@@ -42,7 +42,7 @@ std::vector<Partition> in_order_of_pipeline(std::vector<Partition> parts, Length
   std::ranges::sort(parts, std::greater(), [&](const Partition& part) {
     return std::pair(sum_of(part, work), part.front());
   });
-  // From descending: every second one backwards, then the others.
+  // Out of a descending order: every second one backwards, then the others.
   std::vector<Partition> result;
   for (std::size_t i = (parts.size() + 1) / 2; i-- > 0;) result.push_back(parts[2 * i]);
   for (std::size_t i = 1; i < parts.size(); i += 2) result.push_back(parts[i]);

@@ -70,7 +70,7 @@ class TrainingCheckpoint {
   void save_in_background(std::int64_t iteration, const CallerState& caller);
   // Waits for that save: its report, or what it threw. Nothing if none was begun since.
   std::optional<converter::SaveReport> finish_save();
-  // Whether that save has ended, well or not, and nobody has finished it: of this rank alone.
+  // True if that save has ended, well or not, and nobody has finished it: of this rank alone.
   bool save_has_ended() const;
 
   // Loads that iteration, or the one the tracker names. Throws Error(kNotFound | kLayout |

@@ -17,7 +17,7 @@ namespace {
 
 constexpr double kGiB = 1 << 30;
 
-// By which verl divides the time of a part; nothing where it does not.
+// Tokens by which verl divides the time of a part; nothing where it does not.
 std::optional<std::int64_t> tokens_of_part(std::string_view part, const StepCost& cost) {
   constexpr std::array<std::string_view, 5> kOfAllTokens{"ref", "values", "adv", "update_critic",
                                                          "update_actor"};

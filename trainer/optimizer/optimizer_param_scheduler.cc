@@ -13,7 +13,7 @@ double ratio(std::int64_t part, std::int64_t whole) {
   return static_cast<double>(part) / static_cast<double>(whole);
 }
 
-// From 1 at 0 to 0 at 1.
+// Falls from 1 at 0 to 0 at 1.
 double cosine(double at) {
   return 0.5 * (std::cos(std::numbers::pi * at) + 1.0);
 }

@@ -68,7 +68,7 @@ std::int64_t fitting(const RunSetup& setup,
   return fits;
 }
 
-// From what computes least again to what keeps least.
+// The first computes least again, the last keeps least.
 std::vector<Recompute> ways_to_recompute(const RunSetup& setup, std::size_t role) {
   std::vector<Recompute> ways{{}};
   const auto& of = setup.roles[role];

@@ -54,7 +54,7 @@ std::int64_t context_bytes(const RunSetup& setup, const RankGroup& group) {
   return bytes;
 }
 
-// Whether what the actor may keep on the host is there: while the rollout has the device.
+// True while the rollout has the device: what the actor may keep on the host is there.
 bool actor_rests(const RunSetup& setup, const Phase& phase) {
   return setup.rollout && phase.work == Work::kGenerate;
 }
@@ -126,7 +126,7 @@ std::int64_t state_bytes(const RolloutSetup& rollout, const ModelOnRank& model) 
          models::linear_state_bytes(model.config(), model.mesh().tp(), model.layout());
 }
 
-// Whether a rank generates, and its cache has no room for a sequence.
+// True if a rank generates, and its cache has no room for a sequence.
 bool starves(const RunSetup& setup,
              const RankGroup& group,
              const Phase& phase,

@@ -28,7 +28,7 @@ class AsyncSchedule {
   // behind another; the first again changes nothing.
   void begin_step(std::int64_t step);
 
-  // Whether the rollout gets new weights for what it answers while the step learns.
+  // True if the rollout gets new weights for what it answers while the step learns.
   bool syncs_weights() const;
   // The last batch, by the step that learns from it, that may be asked for meanwhile.
   std::int64_t last_batch() const;

@@ -30,7 +30,7 @@ class PacketSocket {
   std::optional<nlohmann::json> receive(std::chrono::milliseconds wait);
   // The next of the files that came with packets. Throws Error(kCorrupt) if there is none.
   distckpt::Descriptor take_file();
-  // Whether the other side has gone; packets that came before are still received.
+  // True if the other side has gone; packets that came before are still received.
   bool is_closed() const { return closed_; }
 
  private:

@@ -32,7 +32,7 @@ class ChildProcess {
   // long. Returns a whole line without its end, an empty one too; nothing if none came.
   std::optional<std::string> exchange(std::string_view& unsent, std::chrono::milliseconds limit);
 
-  // Whether its output has ended: "exit status 1", "signal 9", "closed its output".
+  // True if its output has ended: "exit status 1", "signal 9", "closed its output".
   const std::optional<std::string>& ended() const { return ended_; }
 
  private:

@@ -25,7 +25,7 @@ inline bool is_ascii_digit(char32_t c) {
   return c >= U'0' && c <= U'9';
 }
 
-// From `begin` to the brace that closes the first one behind it; empty if none does.
+// The text from `begin` to the brace that closes the first one behind it; empty if none does.
 View balanced_braces(View text, std::size_t begin);
 
 }  // namespace ferry::trainer::code_points

@@ -55,7 +55,7 @@ std::optional<Text> fix_fracs(View text) {
   return result;
 }
 
-// Whether Python prints an int so.
+// True if Python prints an int so.
 bool is_plain_integer(View text) {
   constexpr std::size_t kLongest = 4300;  // digits that int() reads
   if (text == U"0") return true;

@@ -28,7 +28,7 @@ class RewardPool {
   // Waits for the answers to these requests, and hands their scores over. Others stay asked.
   std::vector<RewardScore> take_scores(std::span<const std::size_t> numbers);
   std::int64_t num_restarts() const;  // of all workers, so far
-  // From the question to the answer, of each since this was called last.
+  // Spans from question to answer, of all since this was called last.
   std::vector<Span> take_spans() { return std::exchange(spans_, {}); }
 
  private:

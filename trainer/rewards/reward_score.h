@@ -24,7 +24,7 @@ RewardScore default_compute_score(std::string_view data_source,
                                   std::string_view solution_str,
                                   std::string_view ground_truth);
 
-// Whether the whole answer has a form: "<think>[\s\S]*?</think>\s*<answer>[\s\S]*?</answer>\s*".
+// True if the whole answer has a form: "<think>[\s\S]*?</think>\s*<answer>[\s\S]*?</answer>\s*".
 // The syntax is that of rollout/text/regex/regex.h, where a point is anything but the end of a
 // line.
 class FormatReward {

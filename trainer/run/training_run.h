@@ -48,7 +48,7 @@ std::int64_t count_records(models::World& world, const RecordStream& stream, con
       world, [&](int rank, int num_ranks) { return stream.count_parsed(parse, rank, num_ranks); });
 }
 
-// Whether something is due behind `step` that comes every `frequency` steps and behind the last;
+// True if something is due behind `step` that comes every `frequency` steps and behind the last;
 // -1: never.
 constexpr bool is_due(std::int64_t step, int frequency, std::int64_t total_steps) {
   return frequency > 0 && (step % frequency == 0 || step == total_steps);

@@ -39,8 +39,8 @@ class SftTrainer {
   SftTrainer(const SftConfig& config, models::World& world, SftOutput output = {});
   ~SftTrainer();
 
-  // From where it stands to the last step. Throws Error(kCorrupt) after too many steps in a row
-  // without a finite gradient.
+  // Trains from where it stands to the last step. Throws Error(kCorrupt) after too many steps
+  // in a row without a finite gradient.
   void run();
 
   std::int64_t step() const { return step_; }  // steps that are done

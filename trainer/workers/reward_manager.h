@@ -47,7 +47,7 @@ class RewardManager {
   // Adds the columns of compute_reward() to a batch of these sessions, and reward_restarts. Others
   // that are over stay asked.
   void finish(RolloutBatch& batch, std::span<const Session> sessions);
-  // From the question to the answer, of each since this was called last.
+  // Spans from question to answer, of all since this was called last.
   std::vector<Span> take_spans() { return pool_->take_spans(); }
 
  private:

@@ -16,7 +16,7 @@ int num_ranks(const std::vector<int>& ranks, int world_size);
 
 OffloadFlags offload_flags(const EngineConfig& config);
 
-// With its optimizer, schedule and checkpoints, which lie in the run's folder under its name.
+// The engine has optimizer, schedule and checkpoints, which lie in the run's folder under its name.
 MegatronEngineOptions role_engine(MegatronEngineOptions options,
                                   const PpoConfig& config,
                                   const OptimConfig& optim,

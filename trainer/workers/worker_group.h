@@ -116,7 +116,7 @@ class WorkerGroup {
              RowsOfRanks rows = {},
              bool own_rows = false);
   WorkerData finish(Call call);
-  // Into how many parts the batch of a call is cut; 0: all have the whole.
+  // The number of parts into which a call's batch is cut; 0: all have the whole.
   int num_parts(const std::string& name) const;
   // The others return from serve().
   void stop();

@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::size_t kMaxOpenDatasets = 16;
 
-// From the range that HDF5 leaves to private use. It tells other readers that chunks are encoded;
+// Out of the range that HDF5 leaves to private use. It tells other readers that chunks are encoded;
 // libhdf5 never runs it, and without plugins looks for no other.
 constexpr H5Z_filter_t kPlaneFilter = 311;
 

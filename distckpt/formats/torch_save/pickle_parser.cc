@@ -305,7 +305,7 @@ void Parser::fill(unsigned char op, std::size_t first) {
   stack_.resize(first);
 }
 
-// Whether Python could import it. A line break in a name would be the end of it where the global is
+// True if Python could import it. A line break in a name would be the end of it where the global is
 // written again, and what follows would be opcodes.
 bool is_dotted_name(std::string_view text) {
   const bool has_control =

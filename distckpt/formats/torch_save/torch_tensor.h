@@ -19,7 +19,7 @@ std::string_view last_component(std::string_view name);
 // The globals that such a pickle may name.
 std::span<const std::string_view> tensor_globals();
 
-// Whether torch.load would build a plain tensor or a parameter of it.
+// True if torch.load would build a plain tensor or a parameter of it.
 bool is_tensor(PickleValue value);
 
 // Throws Error(kCorrupt) naming the byte, unless `value` is a tensor whose elements all lie inside

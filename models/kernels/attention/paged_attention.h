@@ -15,7 +15,7 @@ struct PagedKeys {
   at::Tensor lengths{};       // [sequences], int32: its keys, the row's own among them
 };
 
-// Whether paged_attention_cuda() supports such heads: 64, 128 or 256 channels in bf16 on a GPU.
+// True if paged_attention_cuda() supports such heads: 64, 128 or 256 channels in bf16 on a GPU.
 bool paged_attention_cuda_supports(at::Device device,
                                    at::ScalarType dtype,
                                    std::int64_t dim,

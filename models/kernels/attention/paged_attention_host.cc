@@ -215,7 +215,7 @@ struct Heads {
   auto operator<=>(const Heads&) const = default;
 };
 
-// Whether sequences of many lengths, one behind another, get the bits that attention() gives them.
+// True if sequences of many lengths, one behind another, get the bits that attention() gives them.
 bool agrees(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, double scale) {
   const auto block = key.size(0);  // of one sequence, which is a block
   for (const std::int64_t length :

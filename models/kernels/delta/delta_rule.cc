@@ -124,7 +124,7 @@ DeltaResult chunk_gated_delta_rule(const DeltaRows& rows,
   const auto tokens = rows.key.size(1);
   DeltaResult result{.state = initial_state(parts.key, parts.new_values, state)};
   result.state_of_chunks = result.state;
-  // By unbind(), the gradients of whose parts lie in one tensor: those of select() have a tensor of
+  // unbind() has the gradients of all parts in one tensor: those of select() have a tensor of
   // all chunks each.
   const auto chunks_of = [](const at::Tensor& x) { return x.unbind(2); };
   const auto query = chunks_of(parts.query);

@@ -16,7 +16,7 @@ enum class FloatOrder : std::uint8_t {
   kLanes,   // four sums of products, as MKL does it for 3 to 11 columns
 };
 
-// Whether products of x are computed here: fp32 on the host.
+// True if products of x are computed here: fp32 on the host.
 bool is_host_float(const at::Tensor& x);
 
 // Terms of a chain in a product over `terms`: all up to 192, a half up to 383, then 192.

@@ -23,7 +23,7 @@ constexpr std::int64_t kFewestColumns = 16;
 constexpr std::int64_t kFewestInLanes = 3;
 constexpr std::int64_t kMostInLanes = 11;
 
-// Whether products on a GPU can add the weight's gradient to its main_grad() in fp32.
+// True if products on a GPU can add the weight's gradient to its main_grad() in fp32.
 bool adds_to_main_grad(const at::Tensor& weight) {
   if (!weight.is_cuda() || weight.scalar_type() == at::kFloat) return false;
   const auto* const hook = main_grad_hook(weight);

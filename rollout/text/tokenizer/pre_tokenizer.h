@@ -42,7 +42,7 @@ class PreTokenizer {
   // `settings` may be null. Throws Error that names an unsupported type.
   PreTokenizer(const nlohmann::json& settings, const std::string& where);
 
-  // Whether the last step is ByteLevel: the model's alphabet is bytes. (The package writes each
+  // True if the last step is ByteLevel: the model's alphabet is bytes. (The package writes each
   // byte as a character of its own; here bytes stay bytes.)
   bool byte_level() const { return byte_level_; }
   bool empty() const { return steps_.empty(); }

@@ -25,7 +25,7 @@ struct Forms {
   Mapping canonical, compatibility;
   std::unordered_map<std::uint64_t, char32_t> compositions;  // by first << 32 | second
   std::unordered_map<char32_t, std::uint8_t> combining;
-  // By NormalForm: characters that the form may change or join to the one before. A text can be cut
+  // Characters that each NormalForm may change or join to the one before. A text can be cut
   // between any two others.
   std::array<CodePointSet, 4> restless;
 

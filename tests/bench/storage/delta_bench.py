@@ -37,7 +37,7 @@ def shapes(layers):
 
 
 def bf16(values):
-    """To nearest even."""
+    """Rounds to nearest even."""
     bits = values.view(np.uint32)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 

@@ -74,7 +74,7 @@ TEST(PlaneCodec, GivesBackAnyBytes) {
     const auto element_size = std::int64_t{1} << random.between(0, 3);
     const auto count = random.chance(20) ? random.between(1, 3) : random.between(1, 20'000);
     auto bytes = random.bytes(count * element_size);
-    // From noise to a single value, in each byte of an element by itself.
+    // Noise to a single value, in each byte of an element by itself.
     for (std::int64_t p = 0; p < element_size; ++p) {
       const auto mask = static_cast<std::byte>((1 << random.between(0, 8)) - 1);
       for (std::int64_t i = 0; i < count; ++i)

@@ -17,7 +17,7 @@ def run(program, *options, **more):
 
 
 def refused(program):
-    """Whether the program's last line raises an error of the system."""
+    """The error of the system that the program's last line raises."""
     done = run(program)
     assert done.returncode == 1, (done.stdout, done.stderr)
     return done.stderr.splitlines()[-1].split(":")[0]

@@ -70,7 +70,7 @@ def experts(tmp_path_factory):
 
 
 def published(target):
-    """Whether a reader would take what lies there for a checkpoint."""
+    """True if a reader would take what lies there for a checkpoint."""
     return (target / TRACKER).exists() or (target / "config.json").exists() or bool(list(target.glob("weights*.h5")))
 
 

@@ -203,7 +203,7 @@ def test_an_index_that_lies_is_refused(work):
     (lambda t: t.update({"model.norm.weight": torch.quantize_per_tensor(torch.ones(32), 1, 0, torch.qint8)}), ["pytorch_model.bin"]),
 ], ids=["missing", "shape", "surplus", "number", "integers", "sparse", "quantized"])
 def test_tensors_that_do_not_fit_are_named(work, change, words, monkeypatch):
-    # To find the module of a quantisation scheme, pickle asks every module that any test has imported; transformers' import others then.
+    # pickle looks for the module of a quantisation scheme and asks every module that any test has imported; transformers' import others then.
     for module in [name for name in sys.modules if name.split(".")[0] == "transformers"]:
         monkeypatch.delitem(sys.modules, module)
     tensors = weights("llama")

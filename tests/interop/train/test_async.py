@@ -42,7 +42,7 @@ def lines(run):
 def test_answers_come_while_the_step_before_learns(world, work):
     steps = train(world, work / "run", 2, **AHEAD, **{"trainer.total_training_steps": 4})
     assert values(steps, STALENESS) == [0, 1, 1, 1]
-    # From the first reward of a step to the end of its update: short answers may fall between two of its spans.
+    # Learning lasts from the first reward of a step to the end of its update: short answers may fall between two of its spans.
     learns = spans(work / "run", 0, {"reward", "old_log_prob", "adv", "update_actor"})
     begins = {step: min(one["start"] for one in learns if one["step"] == step) for step in (1, 2, 3, 4)}
     ends = {step: max(one["end"] for one in learns if one["step"] == step) for step in (1, 2, 3, 4)}
@@ -71,7 +71,7 @@ def test_a_threshold_of_1_is_one_step_off_and_of_0_the_synchronous_run(world, wo
 
 
 def test_an_answer_that_was_interrupted_is_the_same_answer(world, work):
-    """With a learning rate that changes no weight the tokens are those of the synchronous run, in other steps."""
+    """A learning rate that changes no weight: the tokens are those of the synchronous run, in other steps."""
     more = {f"{ACTOR}.optim.lr": 1e-30, "trainer.total_training_steps": 5, f"{ROLLOUT}.max_num_seqs": 5, "data.max_response_length": 16}
     steps = train(world, work / "partial", 2, **PARTIAL | more)
     train(world, work / "alone", 2, **APART | more)

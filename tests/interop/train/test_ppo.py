@@ -70,7 +70,7 @@ MESHES_OF_EXPERTS = {
     "ep2 dp2 to tp2 ep2": (4, {EP: 2, ROLLOUT_TP: 2, ROLLOUT_EP: 2}),
     "pp2, etp2 to ep2": (4, {TP: 2, PP: 2, ETP: 2, ROLLOUT_EP: 2}),
 }
-# By kernels that add in one order, forwards: gradients are sums over ranks, and their norm is not.
+# Kernels add in one order, forwards: gradients are sums over ranks, and their norm is not.
 OF_GRADIENTS = ("actor/grad_norm",)
 
 
@@ -203,7 +203,7 @@ def test_a_run_that_was_killed_goes_on_as_if_it_had_not_been(kill, world, undist
 
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_a_run_goes_on_on_another_mesh(elsewhere, world, work):
-    """With the same numbers in its first step there, which `bitwise` gives on any mesh; from its own folder or another one's."""
+    """The same numbers in its first step there, which `bitwise` gives on any mesh; from its own folder or another one's."""
     more = PPO | SAVING | {"trainer.total_training_steps": 3}
     whole = train(world, work / "whole", 1, "ppo", **more)
     folder = work / "other" if elsewhere else work / "whole"

@@ -21,7 +21,7 @@ def world(tmp_path_factory):
 
 
 def test_the_critics_sum_of_tokens_has_verls_scale(world, work):
-    """By default the width of the column of answers."""
+    """The width of the column of answers, by default."""
     mask = torch.ones(2, LONGEST_ANSWER)
     theirs = [verl_core.core_algos.agg_loss(mask, mask, mode).item() for mode in ("seq-mean-token-sum", "seq-mean-token-sum-norm")]
     ours = [train(world, work / mode, 1, "ppo", **ONE, **{"actor_rollout_ref.rollout.n": 1, "critic.loss_agg_mode": mode})[1]

@@ -208,7 +208,7 @@ def test_samples_can_be_read(work):
     for step, rows in shown.items():
         assert rows == [(pytest.approx(score(n)), f"prompt {step}-{n}", f"answer {n}", f"truth {n}") for n in (3, 7, 2, 6, 1, 5, 0, 4)]
     assert "Step 2: 8 answers, mean score 0.15: 2 × 0.3, 2 × 0.2, 2 × 0.1, 2 × 0." in texts(page)
-    # By a style sheet alone: who opens the page picks the step and the order.
+    # A style sheet alone does it: who opens the page picks the step and the order.
     assert [(one.get("id"), one.get("checked")) for one in every(page, "input")] == [
         ("Samples--rollouts-best", "checked"), ("Samples--rollouts-worst", None), ("Samples--rollouts-logged", None),
         ("Samples--rollouts-step-1", None), ("Samples--rollouts-step-2", "checked")]

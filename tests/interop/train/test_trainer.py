@@ -83,7 +83,7 @@ def test_rates_and_orders_of_passes_are_megatrons(release, ours):
 
 @pytest.mark.parametrize("decoupled", [0, 1])
 def test_adam_is_torchs_to_the_rounding_of_fp32(decoupled):
-    """From the state after our last step, torch's next step: a master by 2 units in the last place of itself and of its change, moments by 2."""
+    """torch's next step from the state after our last one: a master by 2 units in the last place of itself and of its change, moments by 2."""
     import torch
     run = tool("adam", 30, decoupled, "fp32")
     param = torch.tensor(run["initial"]).requires_grad_()

@@ -101,7 +101,7 @@ def one_step(large, run):
 
 
 def test_memory_that_is_not_there(large, work):
-    """With less and less address space: each buffer in turn does not fit. What is said to fit fits."""
+    """Less and less address space: each buffer in turn does not fit. What is said to fit fits."""
     arguments = one_step(large, work / "run")
     peak = max(address_spaces(start_ranks(1, arguments)))
     said, fits, expected = {}, {}, False

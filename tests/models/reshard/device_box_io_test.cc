@@ -102,7 +102,7 @@ TEST(DeviceBoxIo, WritesAndReadsWhatTheSourceHolds) {
       distckpt::Executor(options(threads)).submit_pieces(back, *memory, host).wait();
       for (std::size_t i = 0; i < expected.size(); ++i)
         ASSERT_TRUE(support::same_bytes(expected[i], sides.bytes[i])) << "tensor " << i;
-      // By another way than the source's: a contiguous shard as torch copies it.
+      // Another way than the source's: a contiguous shard as torch copies it.
       const auto first = sides.memory.front().cpu();
       ASSERT_TRUE(support::same_bytes(
           std::span(expected.front()).first(static_cast<std::size_t>(first.nbytes())),

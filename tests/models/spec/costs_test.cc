@@ -23,7 +23,7 @@ TEST(Flops, OfADenseModelAreSixATokenAndWeightAndThoseOfAttention) {
   EXPECT_EQ(training_flops(config, {}), 0);
 }
 
-// By verl's _estimate_qwen3_5_flops.
+// verl's _estimate_qwen3_5_flops has the formula.
 TEST(Flops, OfAHybridHaveTheRecurrenceOfItsDeltaNets) {
   const TransformerConfig config{.num_layers = 3,
                                  .hidden_size = 10,

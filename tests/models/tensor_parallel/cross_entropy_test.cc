@@ -43,7 +43,7 @@ Problem problem(at::ScalarType dtype) {
           .of_entropy = at::randn({kTokens})};
 }
 
-// From a token alone to nearly all of them, the labels among them.
+// Masks leave a token alone to nearly all of them, the labels among them.
 Problem masked_problem(at::ScalarType dtype) {
   auto p = problem(dtype);
   p.kept = at::rand({kTokens, kVocabulary}) < at::linspace(0, 1, kTokens).unsqueeze(1);
@@ -69,7 +69,7 @@ struct Result {
   at::Tensor log_probs, entropy, grad_hidden, grad_weight;
 };
 
-// By the definition, in the dtype of `p`; with the logits rounded as the model's are.
+// The definition, in the dtype of `p`; with the logits rounded as the model's are.
 Result plain(const Problem& p, at::ScalarType dtype, double temperature) {
   const auto hidden = p.hidden.to(dtype, false, true).requires_grad_();
   const auto weight = p.weight.to(dtype, false, true).requires_grad_();
@@ -127,7 +127,7 @@ TEST_P(LinearLogProbs, HaveTheBytesOfLogSoftmaxWhateverTheChunk) {
     for (const double temperature : {1.0, 0.7}) {
       const auto p = problem(dtype, GetParam());
       const auto expected = plain(p, dtype, temperature);
-      // From 16 rows on a product's rows do not depend on their number; fewer are padded to it.
+      // A product's rows do not depend on their number from 16 on; fewer are padded to it.
       for (const std::int64_t chunk : {1, 16, 20, 45, 1000}) {
         const auto got = fused(p, temperature, chunk);
         EXPECT_TRUE(at::equal(got.log_probs, expected.log_probs)) << chunk;

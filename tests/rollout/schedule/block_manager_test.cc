@@ -254,7 +254,7 @@ class Slots {
  public:
   explicit Slots(std::vector<Window> windows) : windows_(std::move(windows)) {}
 
-  // From what the cache has of it on.
+  // Goes on from what the cache has of it.
   void compute(Sequence& sequence) {
     if (!sequence.copied_from.empty() &&
         sequence.num_computed_tokens == sequence.num_cached_tokens) {

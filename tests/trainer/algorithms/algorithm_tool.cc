@@ -127,7 +127,7 @@ ActorLossConfig actor_config(const json& config) {
   return actor;
 }
 
-// With the gradient of each differentiable input.
+// The gradient of each differentiable input is in it.
 json answer_of(const LossOutput& output, const std::map<std::string, at::Tensor>& leaves) {
   output.loss.backward();
   json result{{"loss", to_json(output.loss.detach())}, {"metrics", to_json(output.metrics)}};

@@ -188,7 +188,7 @@ TEST(ValueLoss, IsTheSameInMicroBatches) {
   expect_near(sum, whole.loss, "loss");
 }
 
-// With one update per batch the policy is the one that was sampled: ratios are 1, nothing is
+// The policy of one update per batch is the one that was sampled: ratios are 1, nothing is
 // clipped, and the gradient is that of REINFORCE.
 TEST(PolicyLoss, AtTheFirstUpdateIsThePolicyGradient) {
   at::manual_seed(5);

@@ -110,7 +110,7 @@ TEST_P(NewCritic, IsTheBodyOfALanguageModelAndAHeadOfZerosAndGoesOnFromItsOwnChe
   EXPECT_GT(straight.all().at("output_layer.weight").abs().sum().item<float>(), 0);
   EXPECT_EQ(support::first_difference(resumed, straight, 0), "");
 
-  // To Hugging Face and back, and loaded whole where a new head would have been taken, too.
+  // Goes to Hugging Face and back; loaded whole where a new head would have been taken, too.
   converter::convert({.from = dir / "run", .to = dir / "hf", .threads = 1});
   converter::convert({.from = dir / "hf", .to = dir / "back", .threads = 1});
   EXPECT_TRUE(converter::verify({.left = dir / "run", .right = dir / "back"}).identical());

@@ -93,7 +93,7 @@ class Run {
     return arrival.tensor;
   }
 
-  // To the next chunk, or back to the one before: at once, or with the round's messages.
+  // Sends to the next chunk, or back to the one before: at once, or with the round's messages.
   void hand_over(const PipelineStep& step, const at::Tensor& tensor) {
     if (target(step) == mesh_.coordinates().pp)
       arrivals(step.forward)[{step.forward ? step.chunk + 1 : step.chunk - 1, step.micro_batch}] = {
