@@ -2,7 +2,7 @@
 import json
 import os
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union, cast
 
 from . import _ferry
 from ._arguments import Dtype, Globs, Path, Size, plain
@@ -11,7 +11,15 @@ from ._progress import Progress, reporting
 from ._reports import Manifest, digest
 from ._tensor import Tensor, borrow
 
-Into = Union[Mapping[str, Any], Callable[[str, str, Tuple[int, ...]], Any]]
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+    Given = TypeVar("Given", default=Tensor)
+    """The objects whose memory a caller gives. Default: tensors of Ferry"""
+else:
+    from typing import TypeVar
+    Given = TypeVar("Given")
+
+Into = Union[Mapping[str, Given], Callable[[str, str, Tuple[int, ...]], Given]]
 """Memory for tensors: a mapping by name, or a function of name, dtype and shape. Each is row-major on the host (pinned or not), speaks DLPack, and has
 the tensor's shape and dtype; unsigned integers of the same width serve, too."""
 
@@ -77,8 +85,8 @@ class Checkpoint:
 
     def tensors(self, names: str = "hf", *, include: Globs = (), exclude: Globs = (), tp: int = 1, pp: int = 1, ep: int = 1,
                 etp: Optional[int] = None, vpp: Optional[int] = None, pipeline_model_parallel_layout: str = "", make_vocab_size_divisible_by: int = 128,
-                rank: int = 0, dtype: Dtype = None, into: Optional[Into] = None, read_ahead: Size = "256MiB", threads: int = 0,
-                max_memory: Size = "192MiB", progress: Progress = False) -> Iterator[Tuple[str, Any]]:
+                rank: int = 0, dtype: Dtype = None, into: Optional[Into[Given]] = None, read_ahead: Size = "256MiB", threads: int = 0,
+                max_memory: Size = "192MiB", progress: Progress = False) -> Iterator[Tuple[str, Given]]:
         """Reads tensors, in parallel and ahead of the loop.
 
         Args:
@@ -106,12 +114,14 @@ class Checkpoint:
         """
         options = {name: value for name, value in locals().items() if name not in ("self", "into", "progress")}
         if names == "hf":
+            defaults = Checkpoint.tensors.__kwdefaults__ or {}
             for name in ("tp", "pp", "ep", "etp", "vpp", "pipeline_model_parallel_layout", "make_vocab_size_divisible_by", "rank"):
-                if options[name] != Checkpoint.tensors.__kwdefaults__[name]:
+                if options[name] != defaults[name]:
                     raise Error("usage", f'{name}={options[name]}: has no effect on the whole tensors of names="hf"', [], 'take names="megatron"')
         return self._stream(_ferry.stream(self._handle, plain(options)), into, progress)
 
-    def read(self, name: str, box: Optional[Sequence[Union[slice, Tuple[int, int]]]] = None, *, into: Any = None, dtype: Dtype = None) -> Any:
+    def read(self, name: str, box: Optional[Sequence[Union[slice, Tuple[int, int]]]] = None, *, into: Optional[Given] = None,
+             dtype: Dtype = None) -> Given:
         """Reads one tensor, or a box of it; of the files only what that takes.
 
         Args:
@@ -136,6 +146,8 @@ class Checkpoint:
                     if shape is None:
                         (described,) = json.loads(_ferry.stream_tensors(_ferry.stream(self._handle, plain(options))))
                         shape = described[2]
+                    if d >= len(shape):
+                        raise Error("usage", f"{name}: a box of {len(box)} dimensions does not fit into {shape}")
                     begin, end, step = one.indices(shape[d])
                     if step != 1:
                         raise Error("usage", f"{name}: a box has no steps")
@@ -144,7 +156,7 @@ class Checkpoint:
             options["box"] = ranges
         stream = self._stream(_ferry.stream(self._handle, plain(options)), None if into is None else (lambda *_: into), False)
         ((_, tensor),) = stream
-        return tensor
+        return cast(Given, tensor)
 
     def digest(self, *, files: bool = False, progress: Progress = None) -> Manifest:
         """Digests every tensor, whatever the format: equal models have equal digests.
@@ -156,7 +168,7 @@ class Checkpoint:
         return digest(self._options["path"], iteration=self._options["iteration"], hf_config=self._options["hf_config"],
                       keep_quantized=self._options["keep_quantized"], files=files, progress=progress)
 
-    def _stream(self, stream: Any, into: Optional[Into], progress: Progress) -> Iterator[Tuple[str, Any]]:
+    def _stream(self, stream: Any, into: Optional[Into[Any]], progress: Progress) -> Iterator[Tuple[str, Any]]:
         tensors = [(name, dtype, tuple(shape), bytes_) for name, dtype, shape, bytes_ in json.loads(_ferry.stream_tensors(stream))]
         given: Dict[int, Any] = {}  # by index: what is yielded, from when it is started on
         kept: Dict[int, Any] = {}   # ... and what keeps its memory alive while it is read

@@ -12,7 +12,8 @@ Progress = Union[ProgressCallback, bool, None]
 
 class _Bars:
     def __init__(self, tqdm: Any):
-        self.tqdm, self.bar, self.stage = tqdm, None, None
+        self.tqdm, self.bar = tqdm, None
+        self.stage: Optional[str] = None
 
     def __call__(self, stage: str, done: int, total: int, finished: bool) -> None:
         if stage != self.stage:

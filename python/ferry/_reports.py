@@ -307,7 +307,8 @@ class InspectReport:
 
 def _report(act: str, options: Dict[str, Any], progress: Progress = False) -> Dict[str, Any]:
     with reporting(progress) as callback:
-        return json.loads(_ferry.report(act, plain(options), callback))
+        found: Dict[str, Any] = json.loads(_ferry.report(act, plain(options), callback))
+    return found
 
 
 def convert_report(found: Dict[str, Any]) -> ConvertReport:
@@ -392,8 +393,8 @@ def verify(left: Path, right: Path, *, left_iteration: Iteration = None, right_i
 
 
 def _difference(found: Dict[str, Any]) -> Difference:
-    pairs = ("nans", "infinities")
-    return Difference(**{name: tuple(found[name]) if name in pairs else found[name] for name in Difference.__dataclass_fields__})
+    fields: Dict[str, Any] = {name: found[name] for name in Difference.__dataclass_fields__}
+    return Difference(**{**fields, "nans": tuple(found["nans"]), "infinities": tuple(found["infinities"])})
 
 
 def _layer(found: Dict[str, Any]) -> LayerDiff:
@@ -456,5 +457,6 @@ def inspect(path: Path, *, iteration: Iteration = None, hf_config: Optional[Path
             Chunk(chunk["file"], chunk["offset"], chunk["length"], tuple(chunk["offsets"]), tuple(chunk["sizes"])) for chunk in one["chunks"]
         ]) for one in found["tensors"]
     ]
-    absent = {"config": None, "config_problem": "", "saved_with": None}
-    return InspectReport(**{name: found.get(name, absent.get(name)) for name in InspectReport.__dataclass_fields__})
+    absent: Dict[str, Any] = {"config": None, "config_problem": "", "saved_with": None}
+    known: Dict[str, Any] = {name: found.get(name, absent.get(name)) for name in InspectReport.__dataclass_fields__}
+    return InspectReport(**known)

@@ -2,7 +2,7 @@
 import threading
 from itertools import accumulate
 from math import prod
-from typing import Any, Dict, Iterator, List, Optional, Tuple, Union
+from typing import TYPE_CHECKING, Any, Dict, Generic, Iterator, List, Literal, Optional, Tuple, TypeVar, Union, cast, overload
 
 from ._arguments import Iteration, Path
 from ._checkpoint import Checkpoint, TensorInfo, open
@@ -10,6 +10,14 @@ from ._errors import Error
 from ._reports import inspect
 from ._tensor import Tensor
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import Tensor as TorchTensor
+
+Given = TypeVar("Given")
+"""A tensor of the framework."""
+_Torch = Literal["pt", "torch", "pytorch"]
+_NumPy = Literal["np", "numpy"]
 _FRAMEWORKS = {"pt": "pt", "torch": "pt", "pytorch": "pt", "np": "np", "numpy": "np"}
 _DTYPES = {"fp16": "F16", "fp32": "F32", "fp64": "F64", "f8e4m3": "F8_E4M3", "f8e5m2": "F8_E5M2"}  # others: in capitals
 _WIDTHS = {"bf16": 2, "fp16": 2, "fp32": 4, "f8e4m3": 1, "f8e5m2": 1, "u8": 1, "i8": 1, "bool": 1}  # others: 8 at most
@@ -90,10 +98,10 @@ class _Window:
             return None
 
 
-class SafeSlice:
+class SafeSlice(Generic[Given]):
     """A tensor of a checkpoint that is not read yet. Made by safe_open.get_slice()."""
 
-    def __init__(self, opened: "safe_open", info: TensorInfo):
+    def __init__(self, opened: "safe_open[Given]", info: TensorInfo):
         self._opened, self._info = opened, info
 
     def get_shape(self) -> List[int]:
@@ -104,18 +112,18 @@ class SafeSlice:
         """The dtype in safetensors' words: "BF16", "F32", "F8_E4M3"."""
         return _DTYPES.get(self._info.dtype, self._info.dtype.upper())
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: Any) -> Given:
         """Reads a part: integers, slices, `...`, None and lists, as a tensor of the framework takes them. Of the files it reads the box that they span.
 
         Raises:
             IndexError: for an integer beyond the tensor, or more of them than it has dimensions
         """
         box, rest = _box_of(index if isinstance(index, tuple) else (index,), self._info.shape)
-        part = self._opened._read(self._info.name, box)
-        return part if all(isinstance(one, slice) and one.step in (None, 1) for one in rest) else part[rest]
+        part: Any = self._opened._read(self._info.name, box)
+        return cast(Given, part if all(isinstance(one, slice) and one.step in (None, 1) for one in rest) else part[rest])
 
 
-class safe_open:
+class safe_open(Generic[Given]):
     """safetensors.safe_open over a checkpoint of any format: the tensors of the model under Hugging Face names, whatever names and layout it is stored in.
 
         with ferry.safe_open("megatron", framework="pt") as f:
@@ -135,6 +143,18 @@ class safe_open:
         Error: as open() does; "usage" for another framework, or when it is used after it was left
     """
 
+    @overload
+    def __init__(self: "safe_open[TorchTensor]", filename: Union[Path, Checkpoint], framework: _Torch, device: Union[str, int] = ..., *, backend: str = ...,
+                 iteration: Iteration = ..., hf_config: Optional[Path] = ..., keep_quantized: bool = ...): ...
+
+    @overload
+    def __init__(self: "safe_open[NDArray[Any]]", filename: Union[Path, Checkpoint], framework: _NumPy, device: Union[str, int] = ..., *, backend: str = ...,
+                 iteration: Iteration = ..., hf_config: Optional[Path] = ..., keep_quantized: bool = ...): ...
+
+    @overload
+    def __init__(self: "safe_open[Any]", filename: Union[Path, Checkpoint], framework: str, device: Union[str, int] = ..., *, backend: str = ...,
+                 iteration: Iteration = ..., hf_config: Optional[Path] = ..., keep_quantized: bool = ...): ...
+
     def __init__(self, filename: Union[Path, Checkpoint], framework: str, device: Union[str, int] = "cpu", *, backend: str = "mmap",
                  iteration: Iteration = None, hf_config: Optional[Path] = None, keep_quantized: bool = False):
         if framework not in _FRAMEWORKS:
@@ -147,7 +167,7 @@ class safe_open:
         self._infos = {info.name: info for info in opened.infos()}
         self._window: Optional[_Window] = _Window(opened, self._infos)
 
-    def __enter__(self) -> "safe_open":
+    def __enter__(self) -> "safe_open[Given]":
         return self
 
     def __exit__(self, *_: Any) -> None:
@@ -172,7 +192,7 @@ class safe_open:
         self._open()
         return {"format": "pt"}
 
-    def get_tensor(self, name: str) -> Any:
+    def get_tensor(self, name: str) -> Given:
         """-> the tensor [*shape], of its own memory
 
         Raises:
@@ -180,11 +200,11 @@ class safe_open:
         """
         return self._read(self._info(name).name, None)
 
-    def get_tensors(self) -> Dict[str, Any]:
+    def get_tensors(self) -> Dict[str, Given]:
         """-> {name: tensor} of all of them, read in parallel"""
         return {name: self._given(tensor) for name, tensor in self._open().tensors()}
 
-    def get_slice(self, name: str) -> SafeSlice:
+    def get_slice(self, name: str) -> SafeSlice[Given]:
         """-> a SafeSlice, of which an index reads no more than it takes
 
         Raises:
@@ -203,16 +223,30 @@ class safe_open:
             raise Error("not_found", f"{checkpoint.path}: has no tensor {name}")
         return self._infos[name]
 
-    def _read(self, name: str, box: Optional[List[Tuple[int, int]]]) -> Any:
+    def _read(self, name: str, box: Optional[List[Tuple[int, int]]]) -> Given:
         checkpoint, window = self._open(), self._window
         whole = box is None or all(one == (0, size) for one, size in zip(box, self._infos[name].shape))
         tensor = window.take(name) if window is not None and whole else None
         return self._given(checkpoint.read(name, box) if tensor is None else tensor)
 
-    def _given(self, tensor: Tensor) -> Any:
-        if self._framework == "np":
-            return tensor.numpy()
-        return tensor.torch() if self._device == "cpu" else tensor.torch().to(self._device)
+    def _given(self, tensor: Tensor) -> Given:
+        given: Any = tensor.numpy() if self._framework == "np" else tensor.torch()
+        return cast(Given, given if self._device == "cpu" else given.to(self._device))
+
+
+@overload
+def load_file(filename: Union[Path, Checkpoint], device: Union[str, int] = ..., *, framework: _Torch = ..., iteration: Iteration = ...,
+              hf_config: Optional[Path] = ..., keep_quantized: bool = ...) -> "Dict[str, TorchTensor]": ...
+
+
+@overload
+def load_file(filename: Union[Path, Checkpoint], device: Union[str, int] = ..., *, framework: _NumPy, iteration: Iteration = ...,
+              hf_config: Optional[Path] = ..., keep_quantized: bool = ...) -> "Dict[str, NDArray[Any]]": ...
+
+
+@overload
+def load_file(filename: Union[Path, Checkpoint], device: Union[str, int] = ..., *, framework: str, iteration: Iteration = ...,
+              hf_config: Optional[Path] = ..., keep_quantized: bool = ...) -> Dict[str, Any]: ...
 
 
 def load_file(filename: Union[Path, Checkpoint], device: Union[str, int] = "cpu", *, framework: str = "pt", iteration: Iteration = None,

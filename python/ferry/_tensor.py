@@ -1,8 +1,12 @@
 """A tensor in the memory of the host, handed over by DLPack."""
-from typing import Any, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Optional, Tuple
 
 from . import _ferry
 from ._errors import Error
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import Tensor as TorchTensor
 
 _TYPES = {"bool": "|b1", "u8": "|u1", "i8": "|i1", "i16": "<i2", "i32": "<i4", "i64": "<i8", "fp16": "<f2", "fp32": "<f4", "fp64": "<f8"}
 _BITS = {"bf16": "<u2", "f8e4m3": "|u1", "f8e5m2": "|u1"}
@@ -47,14 +51,15 @@ class Tensor:
     def __dlpack_device__(self) -> Tuple[int, int]:
         return 1, 0
 
-    def torch(self) -> Any:
+    def torch(self) -> "TorchTensor":
         """-> torch.Tensor [*shape] that shares the memory"""
         import torch
+        from torch.utils.dlpack import from_dlpack
         if self.dtype.startswith("f8"):
             return torch.from_numpy(self.bits()).view(getattr(torch, _ML_DTYPES[self.dtype]))
-        return torch.from_dlpack(self)
+        return from_dlpack(self)
 
-    def bits(self) -> Any:
+    def bits(self) -> "NDArray[Any]":
         """-> numpy.ndarray [*shape] that shares the memory. Numbers that NumPy lacks (bf16, fp8) are unsigned integers of their bits."""
         import numpy
         return numpy.asarray(_Bytes(self, {**_TYPES, **_BITS}[self.dtype]))
@@ -66,7 +71,7 @@ class Tensor:
             size *= extent
         return size
 
-    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+    def __array__(self, dtype: Any = None, copy: Optional[bool] = None) -> "NDArray[Any]":
         """numpy.asarray(tensor) is numpy() of it."""
         array = self.numpy()
         if dtype is not None and array.dtype != dtype:
@@ -75,7 +80,7 @@ class Tensor:
             return array.astype(dtype)
         return array.copy() if copy else array
 
-    def numpy(self) -> Any:
+    def numpy(self) -> "NDArray[Any]":
         """-> numpy.ndarray [*shape] that shares the memory; bf16 and fp8 by the package ml_dtypes.
 
         Raises:

@@ -12,7 +12,7 @@ from typing import Any, Dict, Iterator, Mapping, NamedTuple, Optional, Union
 from .. import _checkpoint, _reports
 from .._checkpoint import Checkpoint
 from .._errors import Error
-from .._arguments import Path, require_folder
+from .._arguments import Iteration, Path, require_folder
 from .._reports import ConvertReport
 
 # Fields of GPTModelProvider under the name that Megatron-LM's arguments have, too
@@ -90,7 +90,7 @@ def _yaml(value: Any) -> str:
     return json.dumps(value)
 
 
-def write_run_config(path: Path, *, iteration: _reports.Iteration = None, hf_config: Optional[Path] = None, hf_model_id: Optional[str] = None) -> str:
+def write_run_config(path: Path, *, iteration: Iteration = None, hf_config: Optional[Path] = None, hf_model_id: Optional[str] = None) -> str:
     """Writes the run_config.yaml by which Megatron-Bridge opens a Megatron checkpoint (torch_dist).
 
     Args:

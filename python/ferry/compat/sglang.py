@@ -52,7 +52,7 @@ def model_loader() -> type:
     or from the model's path. SGLang has to be installed."""
     from sglang.srt.model_loader.loader import BaseModelLoader, DefaultModelLoader
 
-    class FerryModelLoader(DefaultModelLoader):
+    class FerryModelLoader(DefaultModelLoader):  # type: ignore[misc]
         def __init__(self, load_config: Any):
             BaseModelLoader.__init__(self, load_config)
 

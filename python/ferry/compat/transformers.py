@@ -62,7 +62,7 @@ def from_pretrained(path: Union[Path, Checkpoint], *model_args: Any, auto_class:
         kwargs["dtype"] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}[floating[0].dtype]
     opened = safe_open(checkpoint, "pt")
     state_dict = {info.name: opened.get_slice(info.name) for info in checkpoint.infos()}
-    model_class = auto_class or transformers.AutoModelForCausalLM
+    model_class: Any = auto_class or transformers.AutoModelForCausalLM
     if hasattr(model_class, "from_config"):  # an Auto class wants a folder, the class that it chooses does not
         with torch.device("meta"):
             model = model_class.from_config(config)

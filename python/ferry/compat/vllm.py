@@ -44,7 +44,7 @@ def register(load_format: str = "ferry") -> None:
     from vllm.model_executor.model_loader import register_model_loader
     from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
-    class FerryModelLoader(BaseModelLoader):
+    class FerryModelLoader(BaseModelLoader):  # type: ignore[misc]
         """vLLM's BaseModelLoader by Ferry: get_all_weights() yields what DefaultModelLoader's yields for the Hugging Face folder."""
 
         def download_model(self, model_config: Any) -> None:

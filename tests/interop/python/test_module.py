@@ -156,6 +156,8 @@ def test_a_box_is_the_slice():
     assert same(checkpoint.read("decoder.layers.2.mlp.linear_fc1.weight").torch(), both)
     with pytest.raises(ferry.Error, match=r"\[0:49, 0:1\] is no box of its shape \[48, 32\]"):
         checkpoint.read(name, [(0, 49), (0, 1)])
+    with pytest.raises(ferry.Error, match=r"a box of 3 dimensions does not fit into \[48, 32\]"):
+        checkpoint.read(name, [slice(1)] * 3)
     with pytest.raises(ferry.Error) as error:
         checkpoint.read("model.layers.9.mlp.gate_proj.weight")
     assert error.value.kind == "not_found"
