@@ -172,8 +172,8 @@ void CheckpointPair::note_selection() {
 
 // Padding that both sides hold is compared as a tensor is.
 void CheckpointPair::promote_shared_padding() {
-  auto shared = distckpt::padding_names(left_.tensors, left_.links);
-  const auto of_right = distckpt::padding_names(right_.tensors, right_.links);
+  auto shared = distckpt::padding_names(left_.tensors, left_.layout, left_.links);
+  const auto of_right = distckpt::padding_names(right_.tensors, right_.layout, right_.links);
   std::erase_if(shared, [&](const std::string& name) { return !of_right.contains(name); });
   distckpt::promote_padding(shared, left_.layout, left_.links, left_.tensors);
   distckpt::promote_padding(shared, right_.layout, right_.links, right_.tensors);

@@ -47,11 +47,11 @@ class AdapterMapMaker {
             "adapters of models of the family {} are not converted", base_.config.family);
     for (const auto& one : adapted_) {
       const auto& of = base_.megatron[one.megatron];
-      const bool matrices =
-          of.shape.rank() == 2 && std::ranges::all_of(of.parts, [&](const MappedPart& part) {
-            return of.expert ? base_.tensors[part.model].interleaved == 1
-                             : part.axes.empty() && part.model_box.rank() == 2;
-          });
+      const bool matrices = of.shape.rank() == 2 && of.unused.empty() &&
+                            std::ranges::all_of(of.parts, [&](const MappedPart& part) {
+                              return of.expert ? base_.tensors[part.model].interleaved == 1
+                                               : part.axes.empty() && part.model_box.rank() == 2;
+                            });
       require(matrices, ErrorKind::kLayout, "{}: adapters of it are not converted", of.key);
       if (of.expert) {
         add_expert(one, of);

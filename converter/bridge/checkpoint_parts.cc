@@ -159,8 +159,10 @@ std::shared_ptr<const Checkpoint> CheckpointParts::part_with(const std::string& 
       if (!number_of.contains(link.model))
         part->links.left_out.push_back({.stored = number, .box = link.stored_box});
     }
-    for (const auto other : index_.padding[index])
-      part->links.padding.push_back({.stored = number, .box = whole.links.padding[other].box});
+    for (const auto other : index_.padding[index]) {
+      part->links.padding.push_back(whole.links.padding[other]);
+      part->links.padding.back().stored = number;
+    }
     for (const auto other : index_.left_out[index])
       part->links.left_out.push_back({.stored = number, .box = whole.links.left_out[other].box});
   }

@@ -28,6 +28,9 @@ struct HfName {
   bool transposed = false;         // its last dimension counts the parameter's rows
   bool interleaved = false;        // rows of gate and up take turns, in the last dimension
   bool either_way = false;         // transposed but in checkpoints whose tensor has the other shape
+  // Megatron computes with no more of the parameter than `hf`, its first part (or, of a norm, with
+  // nothing, and `hf` is a tensor beside it) and leaves the rest as it began: zeros, a norm's ones.
+  bool rest_unused = false;
 };
 
 // A second tensor that holds the same bytes as another one does: not a tensor of the model, but

@@ -133,13 +133,23 @@ class Linker {
             stored.name, to_string(stored.shape), to_string(expected),
             tensor.vocabulary ? " or more rows" : "",
             map_.tensors[tensor.parts.front().model].name);
+    const auto in_stored = [&](const Box& part) {
+      Box box = leading;
+      for (int d = 0; d < part.rank(); ++d) {
+        box.offset.push_back(part.offset[d] - (d == 0 ? form.from : 0));
+        box.size.push_back(part.size[d]);
+      }
+      return box;
+    };
+    for (const auto& unused : tensor.unused) {
+      result_.padding.push_back({.stored = stored_index,
+                                 .box = in_stored(unused),
+                                 .ones = tensor.merge != Merge::kQkvGroups});
+    }
     for (const auto& part : tensor.parts) {
       if (part.box.offset[0] < form.from || part.box.end(0) > form.from + form.num_rows) continue;
-      Box box = leading;
-      for (int d = 0; d < part.box.rank(); ++d) {
-        box.offset.push_back(part.box.offset[d] - (d == 0 ? form.from : 0));
-        box.size.push_back(part.box.size[d]);
-      }
+      if (part.box.size[0] == 0) continue;  // a norm that is not used
+      const auto box = in_stored(part.box);
       if (part.copy > 0 && side_ == LinkedSide::kSource) {
         result_.left_out.push_back({.stored = stored_index, .box = box});
         continue;

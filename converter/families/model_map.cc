@@ -196,8 +196,11 @@ class Builder {
           continue;
         }
         auto used = name;
-        if (!name.alternative.empty() && find_ && find_(fmt::format("{}{}", hf, name.alternative)))
+        if (!name.alternative.empty() && find_ &&
+            find_(fmt::format("{}{}", hf, expand_braces(name.alternative).back()))) {
           used.hf = name.alternative;
+          used.rest_unused = false;
+        }
         if (name.either_way && lies_as_it_is(section, names, hf)) used.transposed = false;
         const auto experts = row->per_expert ? map_.config.num_moe_experts : 1;
         for (std::int64_t e = 0; e < experts; ++e)
@@ -270,6 +273,7 @@ class Builder {
     const auto sizes = models::layer_sizes(section, map_.config);
     const auto& config = sizes ? *sizes : map_.config;
     const auto rows = models::merged_rows(row, config);
+    if (name.rest_unused) return add_first_part(std::move(tensor), config, rows.front(), hf, name);
     const auto texts = expand_braces(fill_in(name.hf, kExpertMark, expert.value_or(0)));
     const HfShape lies{.stacked = expert && name.hf.find(kExpertMark) == std::string_view::npos,
                        .merged = texts.size() == 1 && rows.size() > 1,
@@ -319,6 +323,29 @@ class Builder {
             add_part(i, from + row_of_head, head);
         }
       }
+    }
+    map_.megatron.push_back(std::move(tensor));
+  }
+
+  // A parameter of which Megatron computes with the first `rows` alone, or, of a norm, with none.
+  void add_first_part(MegatronTensor tensor,
+                      const TransformerConfig& config,
+                      std::int64_t rows,
+                      const std::string& hf,
+                      const HfName& name) {
+    const bool norm = tensor.merge != Merge::kQkvGroups;
+    auto shape = tensor.shape;
+    shape[0] = norm ? 0 : rows;
+    const auto model = norm ? map_.index.at(fmt::format("{}{}", hf, name.hf))
+                            : add_model(fmt::format("{}{}", hf, name.hf), shape);
+    const auto groups = norm ? 1 : config.num_query_groups;
+    const auto of_group = tensor.shape[0] / groups;
+    const auto count = shape[0] / groups;
+    for (std::int64_t group = 0; group < groups; ++group) {
+      tensor.parts.push_back({.model = model,
+                              .model_box = rows_of(shape, group * count, count),
+                              .box = rows_of(tensor.shape, group * of_group, count)});
+      tensor.unused.push_back(rows_of(tensor.shape, group * of_group + count, of_group - count));
     }
     map_.megatron.push_back(std::move(tensor));
   }

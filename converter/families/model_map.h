@@ -36,6 +36,7 @@ struct MappedPart {
 // A parameter, and the model tensors that make it up.
 struct MegatronTensor : models::WholeParameter {
   std::vector<MappedPart> parts{};
+  std::vector<distckpt::Box> unused{};  // no part of it: zeros, of a norm ones
 };
 
 // The place of an `_extra_state`.

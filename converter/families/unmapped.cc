@@ -80,8 +80,10 @@ std::string why_not(const Match& match, const TransformerConfig& config) {
     case When::kNotHybrid:
     case When::kFusedNorms:
     case When::kLocalNorms:
+    case When::kOwnKeys:
     case When::kOwnValues:
     case When::kKeyValues:
+    case When::kSharedValues:
     case When::kBranches:
       return {};
     case When::kPerLayerInputs:

@@ -416,7 +416,8 @@ ModelMap optimizer_map(const ModelMap& map, std::string_view kind) {
     if (!tensor.stacked_key.empty()) own.stacked_key = name(tensor.stacked_key);
     for (auto& also : own.also) also = name(also);
     own.less_one = false;  // the state of what is stored
-    own.parts.clear();     // gate and up may be stored apart
+    own.unused.clear();
+    own.parts.clear();  // gate and up may be stored apart
     const int halves = tensor.merge == Merge::kGateUp ? 2 : 1;
     for (int half = 0; half < halves; ++half) {
       Box box = Box::whole(tensor.shape);

@@ -40,7 +40,8 @@ void link_replicas(std::vector<Replica> replicas,
       map.links.push_back(link);
     }
     for (const auto& padding : paddings) {
-      if (padding.stored == *of) map.padding.push_back({.stored = stored, .box = padding.box});
+      if (padding.stored == *of)
+        map.padding.push_back({.stored = stored, .box = padding.box, .ones = padding.ones});
     }
   }
 }

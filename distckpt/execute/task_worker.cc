@@ -435,6 +435,7 @@ class TaskWorker::Impl {
     visit_padding(padding, segment, [&](const Region& region, const Box& box) {
       const auto bytes = scratch_.first(region.num_bytes());
       source_.read(region, bytes, owner_.record.read);
+      if (padding.ones) add_number(padding.dtype, bytes, -1);
       if (!all_zero(bytes))
         owner_.nonzero_padding.push_back({.tensor = padding.tensor, .box = box});
     });
@@ -444,9 +445,10 @@ class TaskWorker::Impl {
     const auto& padding = plan_.fills[segment.index];
     visit_padding(padding, segment, [&](const Region& region, const Box&) {
       const auto leased = sink_->lease(region);
-      const auto zeros = leased.empty() ? scratch_.first(region.num_bytes()) : leased;
-      std::ranges::fill(zeros, std::byte{0});
-      give(region, leased, zeros);
+      const auto filled = leased.empty() ? scratch_.first(region.num_bytes()) : leased;
+      std::ranges::fill(filled, std::byte{0});
+      if (padding.ones) add_number(padding.dtype, filled, 1);
+      give(region, leased, filled);
     });
   }
 

@@ -289,7 +289,8 @@ SidePlan plan_side(const std::vector<ModelTensor>& tensors,
            .at = {.storage = shard.at.storage,
                   .offset = address(shard.at, minus(part.offset, shard.box.offset)),
                   .strides = shard.at.strides},
-           .dtype = stored.dtype});
+           .dtype = stored.dtype,
+           .ones = padding.ones});
     });
   }
   for (const auto& box : map.left_out) used[box.stored].push_back(box.box);

@@ -70,13 +70,14 @@ struct Padding {
   Box box{};             // in it
   Placement at{};
   DType dtype = DType::kBF16;
+  bool ones = false;  // else zeros
 };
 
 struct CopyPlan {
   std::vector<PlannedTensor> tensors{};
   std::vector<ScalePiece> scales{};
-  std::vector<Padding> discards{};  // source padding: read and reported unless zero
-  std::vector<Padding> fills{};     // target padding: written as zeros
+  std::vector<Padding> discards{};  // source padding: read, and reported if it is not so
+  std::vector<Padding> fills{};     // target padding
 
   std::int64_t num_bytes() const;  // of the model's tensors
 };

@@ -11,13 +11,17 @@
 namespace ferry::distckpt {
 namespace {
 
-// After the tensor that it pads, so that it does not depend on the stored tensor's key.
+// After the tensor that it pads, so that it does not depend on the stored tensor's key, unless that
+// holds nothing else.
 std::string padding_name(const std::vector<ModelTensor>& tensors,
+                         const Layout& layout,
                          const TensorMap& map,
                          const PaddingBox& padding) {
   const auto link = std::ranges::find(map.links, padding.stored, &BoxLink::stored);
-  require(link != map.links.end(), ErrorKind::kBug, "padding of a tensor that holds nothing else");
-  return fmt::format("{} {} (padding)", tensors.at(link->model).name, to_string(padding.box));
+  return fmt::format(
+      "{} {} (padding)",
+      link != map.links.end() ? tensors.at(link->model).name : layout.tensor(padding.stored).name,
+      to_string(padding.box));
 }
 
 }  // namespace
@@ -30,9 +34,11 @@ Shape ModelTensor::grid() const {
   return grid;
 }
 
-std::set<std::string> padding_names(const std::vector<ModelTensor>& tensors, const TensorMap& map) {
+std::set<std::string> padding_names(const std::vector<ModelTensor>& tensors,
+                                    const Layout& layout,
+                                    const TensorMap& map) {
   std::set<std::string> names;
-  for (const auto& padding : map.padding) names.insert(padding_name(tensors, map, padding));
+  for (const auto& padding : map.padding) names.insert(padding_name(tensors, layout, map, padding));
   return names;
 }
 
@@ -42,7 +48,7 @@ void promote_padding(const std::set<std::string>& names,
                      std::vector<ModelTensor>& tensors) {
   std::map<std::string, PaddingBox> found;
   std::erase_if(map.padding, [&](const PaddingBox& padding) {
-    auto name = padding_name(tensors, map, padding);
+    auto name = padding_name(tensors, layout, map, padding);
     return names.contains(name) && found.emplace(std::move(name), padding).second;
   });
   for (const auto& [name, padding] : found) {
@@ -62,8 +68,8 @@ std::set<std::string> promote_shared_padding(const Layout& source_layout,
                                              const Layout& target_layout,
                                              TensorMap& target,
                                              std::vector<ModelTensor>& tensors) {
-  auto shared = padding_names(tensors, source);
-  const auto of_target = padding_names(tensors, target);
+  auto shared = padding_names(tensors, source_layout, source);
+  const auto of_target = padding_names(tensors, target_layout, target);
   std::erase_if(shared, [&](const std::string& name) { return !of_target.contains(name); });
   auto as_target = tensors;
   promote_padding(shared, target_layout, target, as_target);

@@ -85,12 +85,13 @@ struct ScaleLink {
   std::uint32_t global = 0;  // the stored tensor of one element, unless `how` is kNone
 };
 
-// Elements of a stored tensor that hold nothing of the model: vocabulary padding. Zero when
-// written; dropped, and reported unless zero, when read. Padding that both sides of a plan hold is
-// not lost: it becomes a tensor (promote_padding).
+// Elements of a stored tensor that hold nothing of the model: vocabulary padding. Zero (or one)
+// when written; dropped, and reported if they are something else, when read. Padding that both
+// sides of a plan hold is not lost: it becomes a tensor (promote_padding).
 struct PaddingBox {
   std::uint32_t stored = 0;
   Box box{};
+  bool ones = false;
 };
 
 struct TensorMap {
@@ -103,7 +104,9 @@ struct TensorMap {
 
 // Names of the padding in stored tensors, equal where tensor and box are: "lm_head.weight [250:256,
 // 0:32] (padding)".
-std::set<std::string> padding_names(const std::vector<ModelTensor>& tensors, const TensorMap& map);
+std::set<std::string> padding_names(const std::vector<ModelTensor>& tensors,
+                                    const Layout& layout,
+                                    const TensorMap& map);
 
 // Makes tensors of the padding of those names, appended to `tensors` in the order of the names.
 void promote_padding(const std::set<std::string>& names,

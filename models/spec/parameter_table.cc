@@ -52,9 +52,11 @@ constexpr ExtraStateRow kGroupedQueryAttentionStates[] = {
 // clang-format off
 constexpr ParameterRow kSlidingAttention[] = {
     {"self_attention_sliding.linear_qkv.layer_norm_weight", kCopy,  kNone,   E::kHidden,   E::kNone,   kFusedNorms, 60},
-    {"self_attention_sliding.linear_qkv.weight",       kQkvGroups,  kColumn, E::kGroups,   E::kHidden, kAlways,     70},
+    {"self_attention_sliding.linear_qkv.weight",       kQkvGroups,  kColumn, E::kGroups,   E::kHidden, kOwnValues,  70},
+    {"self_attention_sliding.linear_qkv.weight",       kQkvGroups,  kColumn, E::kGroups,   E::kHidden, kSharedValues, 70},
     {"self_attention_sliding.q_layernorm.weight",           kCopy,  kNone,   E::kChannels, E::kNone,   kAlways,    160},
-    {"self_attention_sliding.k_layernorm.weight",           kCopy,  kNone,   E::kChannels, E::kNone,   kAlways,    170},
+    {"self_attention_sliding.k_layernorm.weight",           kCopy,  kNone,   E::kChannels, E::kNone,   kOwnKeys,   170},
+    {"self_attention_sliding.k_layernorm.weight",           kCopy,  kNone,   E::kChannels, E::kNone,   kSharedValues, 170},
     {"self_attention_sliding.linear_proj.weight",           kCopy,  kRow,    E::kHidden,   E::kHeads,  kAlways,     40},
     {"self_attention_sliding.linear_proj.post_layernorm.weight", kCopy, kNone, E::kHidden, E::kNone,   kLinearNorms, 55},
 };
@@ -62,8 +64,10 @@ constexpr ParameterRow kGlobalAttention[] = {
     {"self_attention_global.linear_qkv.layer_norm_weight",  kCopy,  kNone,   E::kHidden,   E::kNone,   kFusedNorms, 60},
     {"self_attention_global.linear_qkv.weight",        kQkvGroups,  kColumn, E::kGroups,   E::kHidden, kOwnValues,  70},
     {"self_attention_global.linear_qkv.weight",        kQkvGroups,  kColumn, E::kGroups,   E::kHidden, kKeyValues,  70},
+    {"self_attention_global.linear_qkv.weight",        kQkvGroups,  kColumn, E::kGroups,   E::kHidden, kSharedValues, 70},
     {"self_attention_global.q_layernorm.weight",            kCopy,  kNone,   E::kChannels, E::kNone,   kAlways,    160},
-    {"self_attention_global.k_layernorm.weight",            kCopy,  kNone,   E::kChannels, E::kNone,   kAlways,    170},
+    {"self_attention_global.k_layernorm.weight",            kCopy,  kNone,   E::kChannels, E::kNone,   kOwnKeys,   170},
+    {"self_attention_global.k_layernorm.weight",            kCopy,  kNone,   E::kChannels, E::kNone,   kSharedValues, 170},
     {"self_attention_global.linear_proj.weight",            kCopy,  kRow,    E::kHidden,   E::kHeads,  kAlways,     40},
     {"self_attention_global.linear_proj.post_layernorm.weight", kCopy, kNone, E::kHidden,  E::kNone,   kLinearNorms, 55},
 };
@@ -492,10 +496,14 @@ bool applies(When when, const TransformerConfig& config) {
       return !config.has_local_norms();
     case When::kLocalNorms:
       return config.has_local_norms();
+    case When::kOwnKeys:
+      return config.key_values != KeyValues::kShared;
     case When::kOwnValues:
       return config.key_values == KeyValues::kProjected;
     case When::kKeyValues:
       return config.key_values == KeyValues::kKeys;
+    case When::kSharedValues:
+      return config.key_values == KeyValues::kShared;
     case When::kPerLayerInputs:
       return config.per_layer_embed_dim > 0;
     case When::kBranches:

@@ -105,8 +105,10 @@ enum class When : std::uint8_t {
   kLinearNorms,     // PostNorm::kOfLinear
   kFusedNorms,      // norms that the linear layer behind them holds
   kLocalNorms,      // norms that stand alone (has_local_norms)
-  kOwnValues,       // attention that projects values (KeyValues)
+  kOwnKeys,         // attention that projects keys (KeyValues)
+  kOwnValues,       // and values
   kKeyValues,       // attention whose keys are its values
+  kSharedValues,    // attention to another layer's keys and values
   kPerLayerInputs,  // an embedding for each layer
   kBranches,        // experts beside a feed-forward, each with norms of its own
   kLatentExperts,   // experts of a smaller width than the layers'

@@ -56,6 +56,7 @@ enum class NormRounding : std::uint8_t { kBeforeWeight, kOnce, kOnceByOnePlus };
 enum class KeyValues : std::uint8_t {
   kProjected,  // each by a projection of its own
   kKeys,       // the projection of the keys gives the values, too
+  kShared,     // those of a layer before it
 };
 
 // Tokens of a chunk of the gated delta rule (chunk_size of transformers).
@@ -90,7 +91,11 @@ struct TransformerConfig {
   std::int64_t global_kv_channels = 0;
   std::int64_t num_global_query_groups = 0;
   double global_rotary_percent = 1.0;
-  bool attention_k_eq_v = false;                 // in those layers, keys are values
+  bool attention_k_eq_v = false;  // in those layers, keys are values
+  // The last layers, which attend to keys and values of layers before them, and whether their
+  // feed-forward is twice as wide.
+  std::int64_t num_kv_shared_layers = 0;
+  bool use_double_wide_mlp = false;
   KeyValues key_values = KeyValues::kProjected;  // of one layer (of_layer)
   // A second embedding, which has this many channels for each layer; 0: none.
   std::int64_t per_layer_embed_dim = 0;
@@ -186,10 +191,15 @@ struct TransformerConfig {
   // The configuration with the sizes of one layer, where layers differ in them.
   TransformerConfig of_layer(std::int64_t layer) const {
     auto config = *this;
-    if (!has_global_attention() || window_of(layer)) return config;
-    config.kv_channels = global_kv_channels;
-    config.num_query_groups = num_global_query_groups;
-    if (attention_k_eq_v) config.key_values = KeyValues::kKeys;
+    if (has_global_attention() && !window_of(layer)) {
+      config.kv_channels = global_kv_channels;
+      config.num_query_groups = num_global_query_groups;
+      if (attention_k_eq_v) config.key_values = KeyValues::kKeys;
+    }
+    if (layer >= num_layers - num_kv_shared_layers) {
+      config.key_values = KeyValues::kShared;
+      if (use_double_wide_mlp) config.ffn_hidden_size *= 2;
+    }
     return config;
   }
   // True if the layer turns by rotary_base_local.
@@ -216,7 +226,7 @@ struct TransformerConfig {
   // Layers of two kinds have keys of their own in a Megatron checkpoint, layers of one kind are
   // stacked. Megatron-Core stacks none where linear_attention_freq is a list.
   bool is_homogeneous() const {
-    return !has_linear_attention() && !is_hybrid_model() &&
+    return !has_linear_attention() && !is_hybrid_model() && !use_double_wide_mlp &&
            std::ranges::all_of(moe_layer_freq, [&](bool moe) { return moe == moe_layer_freq[0]; });
   }
   // Tensor parallel ranks share out the query groups, or, where they are more, the queries of each

@@ -15,6 +15,11 @@ def gemma4_text(**k):
         sliding_window=9, final_logit_softcapping=8.0), **k}
 
 
+def gemma4_shared(**k):
+    """The same with a second embedding, and without keys and values of their own in its last three layers."""
+    return gemma4_text(hidden_size_per_layer_input=10, vocab_size_per_layer_input=88, attention_k_eq_v=False, num_kv_shared_layers=3, **k)
+
+
 def hf_configs():
     import transformers as T
     def c(**k): return {**BASE, **k}
@@ -185,6 +190,8 @@ def wrapped_configs():
     vision = dict(hidden_size=16, intermediate_size=20, num_hidden_layers=1, num_attention_heads=2, patch_size=2)
     visual = dict(depth=1, hidden_size=16, intermediate_size=20, num_heads=2, patch_size=2, spatial_merge_size=2, temporal_patch_size=2,
                   out_hidden_size=40)
+    eyes = dict(vision, num_key_value_heads=2, head_dim=8, position_embedding_size=6)
+    audio = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, subsampling_conv_channels=[4, 2], output_proj_dims=12)
     sections = lambda theta, **k: {"rope_type": "default", "rope_theta": theta, "mrope_section": [2, 1, 1], **k}
     yarn = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16, "beta_fast": 32.0, "beta_slow": 1.0,
             "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
@@ -217,8 +224,10 @@ def wrapped_configs():
         "gemma4": lambda: T.Gemma4Config(  # with experts, a vision tower and one for audio
             text_config=gemma4_text(hidden_size_per_layer_input=0, enable_moe_block=True, num_experts=4, top_k_experts=2,
                                     moe_intermediate_size=20),
-            vision_config=dict(vision, num_key_value_heads=2, head_dim=8, position_embedding_size=6),
-            audio_config=dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, subsampling_conv_channels=[4, 2], output_proj_dims=12)),
+            vision_config=eyes, audio_config=audio),
+        "gemma4_e2b": lambda: T.Gemma4Config(  # the last layers have no keys and values, and wider feed-forwards
+            text_config=gemma4_shared(use_double_wide_mlp=True), vision_config=eyes, audio_config=audio),
+        "gemma4_e4b": lambda: T.Gemma4Config(text_config=gemma4_shared(), vision_config=eyes, audio_config=audio),
     }
 
 
@@ -239,6 +248,13 @@ def make_wrapped(name, folder, **text):
     model.save_pretrained(folder)
     if name == "qwen3_vl_moe":  # transformers 5.17 saves experts as it holds them
         weights = {n: t.transpose(1, 2).contiguous() if ".experts." in n else t for n, t in load_file(folder + "/model.safetensors").items()}
+        save_file(weights, folder + "/model.safetensors", metadata={"format": "pt"})
+    if name == "gemma4_e4b":  # as on the hub: layers have the weights that others' keys and values are used for
+        weights = load_file(folder + "/model.safetensors")
+        for layer in (3, 4, 5):
+            for part in ("k_proj", "v_proj", "k_norm"):
+                of = weights[f"model.language_model.layers.{layer - 3}.self_attn.{part}.weight"]
+                weights[f"model.language_model.layers.{layer}.self_attn.{part}.weight"] = (0.2 * torch.randn(of.shape) + (of.ndim == 1)).to(of.dtype)
         save_file(weights, folder + "/model.safetensors", metadata={"format": "pt"})
     if name == "kimi_k25":  # transformers 5.17 renames the vision tower's names back in the other parts, too
         weights = {n.replace("language_model.model.blocks.", "language_model.model.layers.").replace("model.mm_projector.", "mm_projector."): t

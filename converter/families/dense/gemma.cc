@@ -62,17 +62,37 @@ constexpr HfNames kSeeingGemmaNames{
 };
 
 constexpr HfName kGemma4Attention[] = {
-    {"self_attention_sliding.linear_qkv.weight", "self_attn.{q,k,v}_proj.weight"},
+    {"self_attention_sliding.linear_qkv.weight", "self_attn.{q,k,v}_proj.weight", When::kOwnValues},
+    {.parameter = "self_attention_sliding.linear_qkv.weight",
+     .hf = "self_attn.q_proj.weight",
+     .when = When::kSharedValues,
+     .alternative = "self_attn.{q,k,v}_proj.weight",  // files of the hub may hold them unused
+     .rest_unused = true},
     {"self_attention_sliding.linear_proj.weight", "self_attn.o_proj.weight"},
     {"self_attention_sliding.q_layernorm.weight", "self_attn.q_norm.weight"},
-    {"self_attention_sliding.k_layernorm.weight", "self_attn.k_norm.weight"},
+    {"self_attention_sliding.k_layernorm.weight", "self_attn.k_norm.weight", When::kOwnKeys},
+    {.parameter = "self_attention_sliding.k_layernorm.weight",
+     .hf = "self_attn.q_norm.weight",
+     .when = When::kSharedValues,
+     .alternative = "self_attn.k_norm.weight",
+     .rest_unused = true},
     {"self_attention_sliding.linear_qkv.layer_norm_weight", "input_layernorm.weight"},
     {"self_attention_sliding.linear_proj.post_layernorm.weight", "post_attention_layernorm.weight"},
     {"self_attention_global.linear_qkv.weight", "self_attn.{q,k,v}_proj.weight", When::kOwnValues},
     {"self_attention_global.linear_qkv.weight", "self_attn.{q,k,k}_proj.weight", When::kKeyValues},
+    {.parameter = "self_attention_global.linear_qkv.weight",
+     .hf = "self_attn.q_proj.weight",
+     .when = When::kSharedValues,
+     .alternative = "self_attn.{q,k,v}_proj.weight",
+     .rest_unused = true},
     {"self_attention_global.linear_proj.weight", "self_attn.o_proj.weight"},
     {"self_attention_global.q_layernorm.weight", "self_attn.q_norm.weight"},
-    {"self_attention_global.k_layernorm.weight", "self_attn.k_norm.weight"},
+    {"self_attention_global.k_layernorm.weight", "self_attn.k_norm.weight", When::kOwnKeys},
+    {.parameter = "self_attention_global.k_layernorm.weight",
+     .hf = "self_attn.q_norm.weight",
+     .when = When::kSharedValues,
+     .alternative = "self_attn.k_norm.weight",
+     .rest_unused = true},
     {"self_attention_global.linear_qkv.layer_norm_weight", "input_layernorm.weight"},
     {"self_attention_global.linear_proj.post_layernorm.weight", "post_attention_layernorm.weight"},
     {"input_layernorm.weight", "input_layernorm.weight"},
@@ -276,10 +296,14 @@ void read_gemma4(const ConfigFields& fields, TransformerConfig& config) {
   config.window_attn_skip_freq.back() = false;  // as transformers does
   read_global_attention(fields, config);
   read_proportional_rotary(fields, config);
-  const auto shared = fields.count("num_kv_shared_layers", 0, config.num_layers);
-  require(shared == 0, ErrorKind::kLayout, "{}: num_kv_shared_layers is {}, which is not handled",
-          fields.source(), shared);
+  config.num_kv_shared_layers = fields.count("num_kv_shared_layers", 0, config.num_layers - 1);
+  config.use_double_wide_mlp = fields.flag("use_double_wide_mlp", false);
   const bool experts = fields.flag("enable_moe_block", false);
+  require(!experts || (config.num_kv_shared_layers == 0 && !config.use_double_wide_mlp),
+          ErrorKind::kLayout,
+          "{}: enable_moe_block beside num_kv_shared_layers or use_double_wide_mlp, which is not "
+          "handled",
+          fields.source());
   config.per_layer_embed_dim = fields.count("hidden_size_per_layer_input", 256, kMaxSize);
   if (config.per_layer_embed_dim > 0)
     config.per_layer_embed_vocab_size = fields.size("vocab_size_per_layer_input", 262144);

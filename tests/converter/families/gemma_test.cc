@@ -1,6 +1,8 @@
 // Gemma 4: layers of two sizes of attention, stacked by their kind, and values that are keys.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -86,6 +88,62 @@ TEST(Gemma4, WritesValuesThatAreKeysAndDoesNotReadThem) {
     EXPECT_EQ(copies, side == LinkedSide::kTarget ? 2 * 6 : 0);
     EXPECT_EQ(std::ssize(links.left_out), side == LinkedSide::kTarget ? 0 : 2);
   }
+}
+
+// E2B: its last two layers take keys and values of those before them.
+models::TransformerConfig shared() {
+  auto config = gemma4();
+  config.attention_k_eq_v = false;
+  config.num_kv_shared_layers = 2;
+  config.use_double_wide_mlp = true;
+  return config;
+}
+
+TEST(Gemma4, StacksNoLayersWhereTheLastAreWider) {
+  const auto layout = stored(make_model_map(shared()));
+  const auto shape = [&](const std::string& below) {
+    return to_string(layout.tensor(*layout.find("decoder.layers." + below)).shape);
+  };
+  EXPECT_EQ(shape("2.mlp.linear_fc1.weight"), "[8, 3]");
+  EXPECT_EQ(shape("3.mlp.linear_fc1.weight"), "[16, 3]");
+  EXPECT_EQ(shape("4.mlp.linear_fc2.weight"), "[3, 8]");
+  EXPECT_EQ(shape("4.self_attention_global.linear_qkv.weight"), "[36, 3]");
+}
+
+// Queries alone are of the model; each other element is filled once.
+TEST(Gemma4, FillsKeysAndValuesThatNothingComputesWith) {
+  const auto map = make_model_map(shared());
+  EXPECT_FALSE(map.index.contains("model.layers.3.self_attn.k_proj.weight"));
+  EXPECT_FALSE(map.index.contains("model.layers.4.self_attn.k_norm.weight"));
+  EXPECT_TRUE(map.index.contains("model.layers.2.self_attn.k_norm.weight"));
+  const auto layout = stored(map);
+  const auto links = link_megatron(map, layout);
+  std::vector<std::vector<Box>> used(layout.tensors().size());
+  for (const auto& link : links.links) used[link.stored].push_back(link.stored_box);
+  std::string filled;
+  for (const auto& padding : links.padding) {
+    used[padding.stored].push_back(padding.box);
+    filled += fmt::format("{} {}{}\n", layout.tensor(padding.stored).name.substr(15),
+                          to_string(padding.box), padding.ones ? " ones" : "");
+  }
+  for (std::uint32_t i = 0; i < used.size(); ++i) {
+    const auto& tensor = layout.tensor(i);
+    EXPECT_NO_THROW(distckpt::require_exactly_once(tensor.name, tensor.shape, used[i], "linked"));
+  }
+  EXPECT_EQ(filled,
+            "3.self_attention_sliding.linear_qkv.weight [4:8, 0:3]\n"
+            "3.self_attention_sliding.linear_qkv.weight [12:16, 0:3]\n"
+            "3.self_attention_sliding.k_layernorm.weight [0:2] ones\n"
+            "4.self_attention_global.linear_qkv.weight [24:36, 0:3]\n"
+            "4.self_attention_global.k_layernorm.weight [0:6] ones\n");
+}
+
+TEST(Gemma4, KeepsUnusedKeysAndValuesOfAFileThatHoldsThem) {
+  const auto map =
+      make_model_map(shared(), [](const std::string&) { return std::optional(distckpt::Shape()); });
+  EXPECT_TRUE(map.index.contains("model.layers.3.self_attn.k_proj.weight"));
+  EXPECT_TRUE(map.index.contains("model.layers.4.self_attn.k_norm.weight"));
+  EXPECT_TRUE(link_megatron(map, stored(map)).padding.empty());
 }
 
 }  // namespace gemma_test

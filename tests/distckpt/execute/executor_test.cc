@@ -362,6 +362,30 @@ TEST(Executor, ReportsPaddingThatIsNotZero) {
   EXPECT_EQ(to_string(report.nonzero_padding[0].box), "[5:6, 0:4]");
 }
 
+TEST(Executor, FillsPaddingWithOnesAndReportsOtherValues) {
+  const Shape shape{4};
+  std::vector<std::byte> bytes(shape.product() * 2);
+  Layout layout;
+  const auto memory =
+      layout.add_storage(MemoryStorage{.data = bytes.data(), .size = std::ssize(bytes)});
+  layout.add_tensor({.name = "k_layernorm",
+                     .shape = shape,
+                     .shards = {packed_shard(Box::whole(shape), DType::kBF16, memory, 0)}});
+  const TensorMap map{.padding = {{.stored = 0, .box = Box::whole(shape), .ones = true}}};
+  const PlanSide side{.layout = &layout, .map = &map};
+  support::MemorySource source(layout);
+  support::MemorySink sink(layout);
+  Executor({}).submit(plan_copy({}, side, side), source, &sink).wait();
+  for (std::size_t i = 0; i < bytes.size(); i += 2)
+    EXPECT_EQ(std::pair(bytes[i], bytes[i + 1]), std::pair(std::byte{0x80}, std::byte{0x3F}));
+  const auto read = plan_read({}, side);
+  EXPECT_TRUE(Executor({}).submit(read, source, nullptr).wait().nonzero_padding.empty());
+  bytes[4] = std::byte{0x81};
+  const auto report = Executor({}).submit(read, source, nullptr).wait();
+  ASSERT_EQ(report.nonzero_padding.size(), 1U);
+  EXPECT_EQ(report.nonzero_padding[0].tensor, "k_layernorm");
+}
+
 TEST(Executor, ReadsAndWritesEveryByteOnce) {
   FilePair pair;
   const auto plan = pair.plan();

@@ -1,5 +1,6 @@
-"""Gemma 4, dense (with a second embedding) and with experts: its layers of global attention have heads of another size, whose keys are their
-values, and Megatron-Bridge stacks layers by their kind. tests/data/bridge_models has what Megatron-Bridge makes of both by its own conversion."""
+"""Gemma 4, dense (with a second embedding; E2B and E4B, whose last layers share keys and values) and with experts: its layers of global attention have
+heads of another size, whose keys may be their values, and Megatron-Bridge stacks layers by their kind. tests/data/bridge_models has what Megatron-Bridge
+makes of them by its own conversion."""
 import json
 import shutil
 
@@ -12,6 +13,8 @@ from tiny_models import load_hf_sd
 LAYOUTS = {  # a model and the options of layouts that it is written in
     "gemma4_text": (["--tp", 2, "--pp", 2], ["--tp", 4, "--pp", 3], ["--pp", 6]),
     "gemma4": (["--tp", 2, "--ep", 4, "--etp", 1], ["--tp", 2, "--pp", 3, "--ep", 2], ["--ep", 2]),
+    "gemma4_e2b": (["--tp", 2, "--pp", 2], ["--tp", 4, "--pp", 3]),
+    "gemma4_e4b": (["--tp", 4, "--pp", 2], ["--tp", 2, "--pp", 3]),
 }
 CASES = [(name, layout) for name, layouts in LAYOUTS.items() for layout in layouts]
 
@@ -66,13 +69,62 @@ def test_both_spellings_of_the_configuration_are_read(work):
     assert run_ok("digest", work / "megatron").stdout.split()[0] == run_ok("digest", hf_of("gemma4_text")).stdout.split()[0]
 
 
+def shared_weights(folder):
+    return sorted(name for name in load_hf_sd(str(folder)) if ".layers.4.self_attn." in name and ".o_proj." not in name)
+
+
+@pytest.mark.parametrize("name,hub", [("gemma4_e2b", []), ("gemma4_e4b", ["k_norm", "k_proj", "v_proj"])])
+def test_layers_without_keys_of_their_own_get_what_nothing_computes_with(name, hub, work):
+    """Files of transformers lack the weights, those of the hub hold them; Megatron's layers have them either way, and Megatron-Bridge leaves them as
+    they began. --hf-config says which files are wanted."""
+    import torch
+    assert [part.split(".")[-2] for part in shared_weights(hf_of(name))] == sorted([*hub, "q_norm", "q_proj"])
+    run_ok("convert", hf_of(name), work / "megatron", "--tp", 2, "--megatron-layout", "megatron-bridge")
+    if not hub:
+        found = stored(work / "megatron")
+        layer = "language_model.decoder.layers.4.self_attention_sliding."
+        qkv = found[layer + "linear_qkv.weight"].reshape(4, 4, 8, 24)  # groups of 2 queries, a key, a value
+        assert qkv[:, :2].any() and not qkv[:, 2:].any()
+        assert torch.equal(found[layer + "k_layernorm.weight"], torch.ones(8, dtype=torch.bfloat16))
+    iteration = iteration_folder(work / "megatron")
+    shutil.rmtree(iteration / "ferry")
+    run_ok("convert", work / "megatron", work / "out", "--hf-config", hf_of(name))
+    assert shared_weights(work / "out") == shared_weights(hf_of(name))
+    other = hf_of("gemma4_e2b")
+    (work / "alone").mkdir()
+    shutil.copy(hf_of(name) / "config.json", work / "alone")
+    out = run_ok("convert", work / "megatron", work / "plain", "--hf-config", work / "alone")
+    assert shared_weights(work / "plain") == shared_weights(other)
+    assert ("padding" in out.stdout + out.stderr) == bool(hub)  # what is lost is said
+
+
+def test_transformers_computes_the_same_with_and_without_unused_weights(work):
+    import torch
+    import transformers as T
+    run_ok("convert", hf_of("gemma4_e4b"), work / "megatron", "--tp", 2, "--megatron-layout", "megatron-bridge")
+    shutil.rmtree(iteration_folder(work / "megatron") / "ferry")
+    (work / "alone").mkdir()
+    shutil.copy(hf_of("gemma4_e4b") / "config.json", work / "alone")
+    run_ok("convert", work / "megatron", work / "out", "--hf-config", work / "alone")
+    assert len(load_hf_sd(str(work / "out"))) < len(load_hf_sd(str(hf_of("gemma4_e4b"))))
+    T.logging.set_verbosity_error()
+    ids = torch.arange(20)[None] * 3 % 80 + 4
+    logits = []
+    for folder in (hf_of("gemma4_e4b"), work / "out"):
+        model = T.AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
+        with torch.no_grad():
+            logits.append(model(input_ids=ids).logits)
+    assert torch.equal(*logits)
+
+
 @pytest.mark.parametrize("name,change,words", [
-    ("gemma4_text", {"num_kv_shared_layers": 2}, ["num_kv_shared_layers is 2", "not handled"]),
+    ("gemma4_text", {"num_kv_shared_layers": 6}, ["num_kv_shared_layers is 6", "0 to 5"]),
     ("gemma4_text", {"use_bidirectional_attention": "all"}, ["use_bidirectional_attention", "all"]),
     ("gemma4_text", {"per_layer_config": {"1": {"head_dim": 12}}}, ["per_layer_config of 1", "sliding_attention"]),
     ("gemma4_text", {"per_layer_config": {"2": {"head_dim": 12}}}, ["per_layer_config of 5", "full_attention"]),
     ("gemma4_text", {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 20},
      ["enable_moe_block beside hidden_size_per_layer_input"]),
+    ("gemma4_text", {"enable_moe_block": True, "use_double_wide_mlp": True}, ["enable_moe_block beside num_kv_shared_layers or use_double_wide_mlp"]),
     ("gemma4_text", {"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 2.0}}}, ["rope_type", "linear", "proportional"]),
 ])
 def test_what_no_megatron_model_holds_is_refused_by_name(name, change, words, work):

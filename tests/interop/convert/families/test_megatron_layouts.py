@@ -22,10 +22,12 @@ CASES = {  # the layout, a model and its digests
     "qwen2_5_vl in mbridge": ("mbridge", QWEN, "qwen2_5_vl_mbridge"),
     "gemma3 in megatron-bridge": ("megatron-bridge", DATA / "hf_gemma3/hf", "gemma3"),
     "gemma4 in megatron-bridge": ("megatron-bridge", DATA / "hf_gemma4/hf", "gemma4"),
+    "gemma4_e2b in megatron-bridge": ("megatron-bridge", DATA / "hf_gemma4_e2b/hf", "gemma4_e2b"),
+    "gemma4_e4b in megatron-bridge": ("megatron-bridge", DATA / "hf_gemma4_e4b/hf", "gemma4_e4b"),
 }
 # transformers 5.17 saves the head of Gemma 3's vision tower, which nothing of the model computes; Megatron-Bridge's has none.
 HEAD = "vision_tower.head."
-SEEING = ["mistral3", "qwen2_5_vl", "gemma3", "gemma4", "kimi_k25"]
+SEEING = ["mistral3", "qwen2_5_vl", "gemma3", "gemma4", "gemma4_e2b", "gemma4_e4b", "kimi_k25"]
 
 
 def of_peer(name, side):
