@@ -29,8 +29,9 @@ struct InspectedTensor {
 
 struct InspectReport {
   Location location{};
-  std::optional<models::TransformerConfig> config{};   // nothing if the checkpoint does not say
-  std::string config_problem{};                        // why not
+  std::optional<models::TransformerConfig> config{};  // nothing if the checkpoint does not say
+  std::string config_problem{};                       // why not
+  bool only_sizes = false;  // of a family that passes through: the rest of `config` is not known
   std::optional<models::ParallelConfig> saved_with{};  // what Megatron's arguments say
   bool has_sidecar = false;
   Part part{};  // of the model, that is there; empty: all of it

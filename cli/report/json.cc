@@ -122,22 +122,31 @@ ordered_json inspect_json(const converter::InspectReport& report, std::string_vi
   if (report.config) {
     const auto& config = *report.config;
     json["family"] = config.family;
-    json["config"] = {
-        {"num_layers", config.num_layers},
-        {"hidden_size", config.hidden_size},
-        {"ffn_hidden_size", config.ffn_hidden_size},
-        {"num_attention_heads", config.num_attention_heads},
-        {"num_query_groups", config.num_query_groups},
-        {"kv_channels", config.kv_channels},
-        {"vocab_size", config.vocab_size},
-        {"max_position_embeddings", config.max_position_embeddings},
-        {"rotary_base", config.rotary_base},
-        {"layernorm_epsilon", config.layernorm_epsilon},
-        {"add_qkv_bias", config.add_qkv_bias},
-        {"add_bias_linear", config.add_bias_linear},
-        {"qk_layernorm", config.qk_layernorm},
-        {"untie_embeddings_and_output_weights", config.untie_embeddings_and_output_weights}};
+    json["config"] = {{"num_layers", config.num_layers},
+                      {"hidden_size", config.hidden_size},
+                      {"ffn_hidden_size", config.ffn_hidden_size},
+                      {"num_attention_heads", config.num_attention_heads},
+                      {"num_query_groups", config.num_query_groups},
+                      {"kv_channels", config.kv_channels},
+                      {"vocab_size", config.vocab_size},
+                      {"max_position_embeddings", config.max_position_embeddings}};
     auto& more = json["config"];
+    if (report.only_sizes) {
+      for (auto at = more.begin(); at != more.end();) {
+        if (*at == 0) {
+          at = more.erase(at);
+        } else {
+          ++at;
+        }
+      }
+    } else {
+      more["rotary_base"] = config.rotary_base;
+      more["layernorm_epsilon"] = config.layernorm_epsilon;
+      more["add_qkv_bias"] = config.add_qkv_bias;
+      more["add_bias_linear"] = config.add_bias_linear;
+      more["qk_layernorm"] = config.qk_layernorm;
+    }
+    more["untie_embeddings_and_output_weights"] = config.untie_embeddings_and_output_weights;
     if (config.num_moe_experts > 0) {
       more["num_experts"] = config.num_moe_experts;
       more["moe_layer_freq"] = config.moe_layer_freq;

@@ -117,7 +117,7 @@ void drop_experts(TransformerConfig& config) {
   config.moe_router_topk_scaling_factor = dense.moe_router_topk_scaling_factor;
 }
 
-// The sizes that reports name.
+// The sizes that reports name; 0 where config.json says none.
 void read_sizes(const ConfigFields& fields, TransformerConfig& config) {
   config.num_layers = fields.size("num_hidden_layers", std::nullopt, kMaxLayers);
   config.hidden_size = fields.size("hidden_size");
@@ -125,6 +125,16 @@ void read_sizes(const ConfigFields& fields, TransformerConfig& config) {
   config.num_query_groups =
       fields.size("num_key_value_heads", config.num_attention_heads, kMaxHeads);
   config.vocab_size = fields.size("vocab_size");
+  config.ffn_hidden_size = fields.count("intermediate_size", 0, kMaxSize);
+  config.kv_channels = fields.count("head_dim", 0, kMaxSize);
+  config.max_position_embeddings = fields.count("max_position_embeddings", 0, kMaxSize);
+  config.num_moe_experts = fields.count("n_routed_experts", 0, kMaxExperts);
+  config.moe_ffn_hidden_size = fields.count("moe_intermediate_size", 0, kMaxSize);
+  config.moe_shared_expert_intermediate_size =
+      fields.count("n_shared_experts", 0, kMaxExperts) * config.moe_ffn_hidden_size;
+  if (config.num_moe_experts > 0)
+    config.moe_layer_freq.assign(static_cast<std::size_t>(config.num_layers), true);
+  config.untie_embeddings_and_output_weights = !fields.flag("tie_word_embeddings", false);
 }
 
 }  // namespace

@@ -111,4 +111,13 @@ def test_what_is_not_known_is_refused_by_name(hf, work):
     refuse("convert", hf, work / "megatron", words=["deepseek_v4", "no Megatron form", "--to hf"])
     assert not (work / "megatron").exists()
     refuse("convert", hf, work / "fp8", "--to", "hf", "--quantize", "fp8-block", words=["--quantize", "deepseek_v4", "as they are"])
-    assert "deepseek_v4" in run_ok("inspect", hf).stdout
+
+
+def test_inspect_says_the_sizes_that_are_known(written):
+    text = run_ok("inspect", written).stdout
+    assert "deepseek_v4: 4 layers, hidden 24, 4 heads of 16, 1 query group, 4 experts of 20 in 4 layers, shared ones of 20, vocabulary 90, untied" in text
+    assert "parameters" not in text
+    report = json.loads(run_ok("inspect", written, "--json").stdout)
+    assert report["config"]["num_experts"] == 4
+    assert report["parameters"] is None
+    assert not [key for key, value in report["config"].items() if value == 0]
