@@ -5,6 +5,10 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include "converter/stored/part.h"
 #include "distckpt/base/printable.h"
@@ -35,11 +39,13 @@ std::string describe(const converter::TensorDifference& difference) {
 
 // "1 layer", "2 layers".
 std::string counted(std::int64_t count, std::string_view what) {
-  return fmt::format("{} {}{}", format_count(count), what, count == 1 ? "" : "s");
+  if (count == 1) return std::string("1 ").append(what);
+  return fmt::format("{} {}s", format_count(count), what);
 }
 
 std::string describe_attention(const models::TransformerConfig& config) {
   const auto heads = config.num_attention_heads;
+  if (config.kv_channels == 0 && !config.multi_latent_attention) return counted(heads, "head");
   if (!config.multi_latent_attention) {
     return fmt::format("{} of {}, {}", counted(heads, "head"), config.kv_channels,
                        counted(config.num_query_groups, "query group"));
@@ -54,9 +60,11 @@ std::string describe_attention(const models::TransformerConfig& config) {
 }
 
 std::string describe(const models::TransformerConfig& config) {
-  auto text = fmt::format("{}: {}, hidden {}, ffn {}, {}", config.family,
-                          counted(config.num_layers, "layer"), config.hidden_size,
-                          config.ffn_hidden_size, describe_attention(config));
+  auto text =
+      fmt::format("{}: {}, hidden {}, {}{}", config.family, counted(config.num_layers, "layer"),
+                  config.hidden_size,
+                  config.ffn_hidden_size > 0 ? fmt::format("ffn {}, ", config.ffn_hidden_size) : "",
+                  describe_attention(config));
   if (config.num_moe_experts > 0) {
     text += fmt::format(", {} of {} in {}", counted(config.num_moe_experts, "expert"),
                         config.moe_ffn_hidden_size,
@@ -235,21 +243,25 @@ std::string inspect_text(const converter::InspectReport& report, std::string_vie
   for (const auto& [file, chunks] : report.chunks_by_file)
     text += fmt::format("file        {}  {}\n", printable(file), counted(chunks, "chunk"));
 
+  std::vector<std::pair<const converter::InspectedTensor*, std::string>> shown;
   std::size_t width = 0;
-  std::size_t shown = 0;
   for (const auto& tensor : report.tensors) {
     if (!converter::matches(filter, tensor.name)) continue;
-    width = std::max(width, printable(tensor.name).size());
-    ++shown;
+    shown.emplace_back(&tensor, printable(tensor.name));
+    width = std::max(width, shown.back().second.size());
   }
-  text +=
-      fmt::format("tensors     {}{}\n", report.tensors.size(),
-                  shown == report.tensors.size() ? "" : fmt::format(", {} of them match", shown));
-  for (const auto& tensor : report.tensors) {
-    if (!converter::matches(filter, tensor.name)) continue;
-    text += fmt::format("  {:<{}}  {:<8}  {:<20}  {}\n", printable(tensor.name), width,
-                        short_name(tensor.dtype), to_string(tensor.shape),
-                        counted(std::ssize(tensor.chunks), "chunk"));
+  text += fmt::format(
+      "tensors     {}{}\n", report.tensors.size(),
+      shown.size() == report.tensors.size() ? "" : fmt::format(", {} of them match", shown.size()));
+  const auto add = [&text](std::string_view cell, std::size_t columns) {
+    text.append(2, ' ').append(cell).append(columns - std::min(columns, cell.size()), ' ');
+  };
+  for (const auto& [tensor, name] : shown) {
+    add(name, width);
+    add(short_name(tensor->dtype), 8);
+    add(to_string(tensor->shape), 20);
+    add(counted(std::ssize(tensor->chunks), "chunk"), 0);
+    text += '\n';
   }
   return text;
 }

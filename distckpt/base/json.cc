@@ -191,14 +191,85 @@ class Builder {
   typename Words::const_iterator end_;
 };
 
+// The handler that builds the members of the outermost object one after another.
+class MemberBuilder {
+ public:
+  using Json = nlohmann::json;
+  using Visit = std::function<void(std::string& key, Json& value)>;
+
+  MemberBuilder(std::string_view source, const Visit& visit)
+      : source_(source), visit_(visit), value_builder_(value_, source, kNoWords) {}
+
+  bool null() { return scalar(value_builder_.null()); }
+  bool boolean(bool value) { return scalar(value_builder_.boolean(value)); }
+  bool number_integer(Json::number_integer_t value) {
+    return scalar(value_builder_.number_integer(value));
+  }
+  bool number_unsigned(Json::number_unsigned_t value) {
+    return scalar(value_builder_.number_unsigned(value));
+  }
+  bool number_float(Json::number_float_t value, const std::string& text) {
+    return scalar(value_builder_.number_float(value, text));
+  }
+  bool string(std::string& value) { return scalar(value_builder_.string(value)); }
+  bool binary(Json::binary_t&) { return false; }
+  bool start_object(std::size_t size) { return depth_++ == 0 || value_builder_.start_object(size); }
+  bool start_array(std::size_t size) {
+    require_object();
+    ++depth_;
+    return value_builder_.start_array(size);
+  }
+  bool end_object() { return --depth_ == 0 || end(value_builder_.end_object()); }
+  bool end_array() {
+    --depth_;
+    return end(value_builder_.end_array());
+  }
+  bool key(std::string& key) {
+    if (depth_ > 1) return value_builder_.key(key);
+    key_ = std::move(key);
+    return true;
+  }
+  bool parse_error(std::size_t byte,
+                   const std::string& token,
+                   const nlohmann::json::exception& error) {
+    return value_builder_.parse_error(byte, token, error);
+  }
+
+ private:
+  static inline const Builder<Json>::Words kNoWords{};
+
+  void require_object() const {
+    require(depth_ > 0, ErrorKind::kCorrupt, "{}: is not a JSON object", source_);
+  }
+  bool scalar(bool built) {
+    require_object();
+    return end(built);
+  }
+  bool end(bool built) {
+    if (depth_ == 1) visit_(key_, value_);
+    return built;
+  }
+
+  std::string_view source_;
+  const Visit& visit_;
+  std::string key_{};
+  Json value_{};
+  Builder<Json> value_builder_;
+  int depth_ = 0;  // open values
+};
+
+// The parser takes a NUL for the end of its input, and would leave unread what follows.
+void require_no_nul(std::string_view text, std::string_view source) {
+  const auto nul = text.find('\0');
+  require(nul == std::string_view::npos, ErrorKind::kCorrupt, "{}: is not valid JSON at byte {}",
+          source, nul);
+}
+
 template <typename Json>
 Json parse(std::string_view text,
            std::string_view source,
            const typename Builder<Json>::Words& words = {}) {
-  // The parser takes a NUL for the end of its input, and would leave unread what follows.
-  const auto nul = text.find('\0');
-  require(nul == std::string_view::npos, ErrorKind::kCorrupt, "{}: is not valid JSON at byte {}",
-          source, nul);
+  require_no_nul(text, source);
   Json root;
   Builder<Json> builder(root, source, words);
   Json::sax_parse(text, &builder);
@@ -255,6 +326,14 @@ std::string written(const Json& value, std::optional<int> indent) {
 
 nlohmann::json parse_json(std::string_view text, std::string_view source) {
   return parse<nlohmann::json>(text, source);
+}
+
+void visit_json_members(std::string_view text,
+                        std::string_view source,
+                        const std::function<void(std::string& key, nlohmann::json& value)>& visit) {
+  require_no_nul(text, source);
+  MemberBuilder builder(source, visit);
+  nlohmann::json::sax_parse(text, &builder);
 }
 
 nlohmann::ordered_json parse_ordered_json(std::string_view text, std::string_view source) {

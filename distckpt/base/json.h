@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -11,6 +12,13 @@ namespace ferry::distckpt {
 
 // Sorted keys; fast for the 92,000 keys of a large index.
 nlohmann::json parse_json(std::string_view text, std::string_view source);
+
+// Calls `visit` for each member of an object, which is all of the text, in the order of the text,
+// so that one value alone is held at a time. Duplicate keys are for the caller to find. Throws
+// Error(kCorrupt) "<source>: ..." if the text is no object.
+void visit_json_members(std::string_view text,
+                        std::string_view source,
+                        const std::function<void(std::string& key, nlohmann::json& value)>& visit);
 
 // Keeps the order of the keys: for configurations that are written back.
 nlohmann::ordered_json parse_ordered_json(std::string_view text, std::string_view source);

@@ -37,7 +37,12 @@ bool is_unprintable(char32_t c) {
          (c >= 0x2028 && c <= 0x202E) || (c >= 0x2066 && c <= 0x2069);
 }
 
+bool is_plain(char c) {
+  return c >= 0x20 && c < 0x7F;
+}
+
 std::string escape(std::string_view text) {
+  if (std::ranges::all_of(text, is_plain)) return std::string(text);
   std::string escaped;
   while (!text.empty()) {
     const auto [value, bytes] = first_code_point(text);

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <tuple>
+#include <unordered_set>
 #include <utility>
 
 #include "distckpt/base/error.h"
@@ -41,14 +43,14 @@ Dims parse_dims(const nlohmann::json& value, std::string_view key, std::string_v
   return dims;
 }
 
-SafetensorsEntry parse_entry(const std::string& name,
+SafetensorsEntry parse_entry(std::string name,
                              const nlohmann::json& value,
                              std::string_view source) {
   const auto where = fmt::format("{}: {}", source, name);
   const auto dtype_name = json_string(json_at(value, "dtype", where), "dtype", where);
   const auto dtype = dtype_from_safetensors(dtype_name);
   require(dtype.has_value(), ErrorKind::kCorrupt, "{}: unknown dtype \"{}\"", where, dtype_name);
-  SafetensorsEntry entry{.name = name,
+  SafetensorsEntry entry{.name = std::move(name),
                          .dtype = *dtype,
                          .shape = parse_dims(json_at(value, "shape", where), "shape", where)};
   const auto offsets = parse_dims(json_at(value, "data_offsets", where), "data_offsets", where);
@@ -65,6 +67,15 @@ SafetensorsEntry parse_entry(const std::string& name,
           "{}: bytes {} to {} are given, but {} of shape {} takes {} bytes", where, entry.begin,
           entry.end, dtype_name, to_string(entry.shape), bytes);
   return entry;
+}
+
+void require_names_once(const std::vector<SafetensorsEntry>& entries, std::string_view source) {
+  std::unordered_set<std::string_view> names;
+  names.reserve(entries.size());
+  for (const auto& entry : entries) {
+    require(names.insert(entry.name).second, ErrorKind::kCorrupt, "{}: the key \"{}\" occurs twice",
+            source, entry.name);
+  }
 }
 
 std::int64_t header_length(std::string_view first_bytes,
@@ -107,23 +118,26 @@ SafetensorsHeader parse_safetensors_prefix(std::string prefix,
                            .metadata = {},
                            .entries = {},
                            .file_size = 0};
-  const auto json = parse_json(std::string_view(header.prefix).substr(kLengthBytes), source);
-  require(json.is_object(), ErrorKind::kCorrupt, "{}: the header is not a JSON object", source);
-  for (const auto& [name, value] : json.items()) {
+  bool has_metadata = false;
+  const auto read_member = [&](std::string& name, const nlohmann::json& value) {
     if (name != kMetadata) {
-      header.entries.push_back(parse_entry(name, value, source));
-      require(header.entries.back().end <= file_size - size, ErrorKind::kCorrupt,
-              "{}: {}: ends at byte {} of the data, which is {} bytes long", source, name,
-              header.entries.back().end, file_size - size);
-      continue;
+      auto& entry = header.entries.emplace_back(parse_entry(std::move(name), value, source));
+      require(entry.end <= file_size - size, ErrorKind::kCorrupt,
+              "{}: {}: ends at byte {} of the data, which is {} bytes long", source, entry.name,
+              entry.end, file_size - size);
+      return;
     }
+    require(!std::exchange(has_metadata, true), ErrorKind::kCorrupt,
+            "{}: the key \"{}\" occurs twice", source, kMetadata);
     require(value.is_object(), ErrorKind::kCorrupt, "{}: {} is not an object", source, kMetadata);
     for (const auto& [key, text] : value.items()) {
       header.metadata.emplace(key, json_string(text, key, source));
     }
-  }
+  };
+  visit_json_members(std::string_view(header.prefix).substr(kLengthBytes), source, read_member);
+  require_names_once(header.entries, source);
   std::ranges::sort(header.entries, {}, [](const SafetensorsEntry& entry) {
-    return std::pair(entry.begin, entry.end);
+    return std::tuple(entry.begin, entry.end, std::string_view(entry.name));
   });
   std::int64_t position = 0;
   for (auto& entry : header.entries) {

@@ -24,6 +24,30 @@ TEST(Json, RefusesAKeyThatOccursTwice) {
                     [] { parse_ordered_json(R"({"a": 1, "\u0061": 2})", "config.json"); }));
 }
 
+TEST(JsonMembers, ComeOneAfterAnotherInTheOrderOfTheText) {
+  std::string seen;
+  visit_json_members(
+      R"({"b": {"x": [1, {"y": 2}], "z": []}, "a": 3, "c": "s", "b": null, "d": [], "e": {}})",
+      "header", [&](std::string& key, nlohmann::json& value) { seen += key + value.dump() + ";"; });
+  EXPECT_EQ(seen, R"(b{"x":[1,{"y":2}],"z":[]};a3;c"s";bnull;d[];e{};)");
+}
+
+TEST(JsonMembers, RefuseWhatIsNoObjectAsTheWholeTextIsRefused) {
+  const auto visit = [](std::string_view text) {
+    visit_json_members(text, "header", [](std::string&, nlohmann::json&) {});
+  };
+  for (const char* text : {"[]", "[1]", "3", "null", "true", "1.5", "\"s\"", "-1", "[[]]"}) {
+    EXPECT_TRUE(fails(ErrorKind::kCorrupt, {"header: is not a JSON object"}, [&] { visit(text); }))
+        << text;
+  }
+  for (const char* text : {"", "{", "{} {}", R"({"a": 1 "b": 2})", R"({"a": )", R"({"a": 1e999})"})
+    EXPECT_TRUE(fails(ErrorKind::kCorrupt, {"header: is not valid JSON"}, [&] { visit(text); }));
+  EXPECT_TRUE(fails(ErrorKind::kCorrupt, {"\"x\" occurs twice"},
+                    [&] { visit(R"({"a": {"x": 1, "x": 2}})"); }));
+  EXPECT_TRUE(fails(ErrorKind::kCorrupt, {"64 levels"},
+                    [&] { visit("{\"a\": " + std::string(1000, '[')); }));
+}
+
 TEST(Json, NamesTheByteThatIsWrong) {
   EXPECT_TRUE(fails(ErrorKind::kCorrupt, {"config.json", "byte 11"},
                     [] { parse_json(R"({"a": 1 "b": 2})", "config.json"); }));
