@@ -209,7 +209,7 @@ void ApiServer::tokenize(const ExchangePtr& exchange) {
   const auto& tokenizer = model_.require_tokenizer("prompt");
   std::vector<std::int64_t> ids;
   if (fields.has("messages")) {
-    ids = chat_prompt(body, model_);
+    ids = chat_prompt(body, model_).token_ids;
   } else {
     std::optional<std::string> prompt;
     fields.read("prompt", prompt);

@@ -95,17 +95,19 @@ std::size_t EngineFleet::choose(const std::vector<std::int64_t>& prompt) {
 
 void EngineFleet::add_request(std::string request_id,
                               std::vector<std::int64_t> prompt_token_ids,
-                              rollout::SamplingParams params) {
+                              rollout::SamplingParams params,
+                              ImageFiles images) {
   if (engines_.size() == 1)
     return engines_[0].loop->add_request(std::move(request_id), std::move(prompt_token_ids),
-                                         std::move(params));
+                                         std::move(params), std::move(images));
   const std::lock_guard lock(mutex_);
   const auto chosen = choose(prompt_token_ids);
   const auto n = static_cast<std::size_t>(params.n);
   engines_[chosen].num_samples += params.n;
-  engines_[chosen].loop->add_request(request_id, prompt_token_ids, params);
+  engines_[chosen].loop->add_request(request_id, prompt_token_ids, params, images);
   requests_[std::move(request_id)] = {.prompt = std::move(prompt_token_ids),
                                       .params = std::move(params),
+                                      .images = std::move(images),
                                       .engine = chosen,
                                       .delivered = std::vector<std::size_t>(n),
                                       .to_drop = std::vector<std::size_t>(n),
@@ -203,7 +205,7 @@ bool EngineFleet::move_requests(std::size_t engine, const Error& error) {
     request.to_drop = request.delivered;
     auto& other = engines_[request.engine];
     other.num_samples += request.params.n;
-    other.loop->add_request(id, request.prompt, request.params);
+    other.loop->add_request(id, request.prompt, request.params, request.images);
     for (std::size_t i = 0; i < request.is_over.size(); ++i)
       if (request.is_over[i]) other.loop->abort(id, static_cast<std::int64_t>(i));
   }

@@ -42,7 +42,8 @@ class EngineFleet {
   // meanwhile. `done` has the first error that one of the others met.
   void add_request(std::string request_id,
                    std::vector<std::int64_t> prompt_token_ids,
-                   rollout::SamplingParams params);
+                   rollout::SamplingParams params,
+                   ImageFiles images = nullptr);
   void abort(std::string request_id);
   void abort(std::string request_id, std::int64_t index);
   void pause(PauseMode mode, const Done& done);
@@ -57,6 +58,7 @@ class EngineFleet {
   struct Request {
     std::vector<std::int64_t> prompt{};
     rollout::SamplingParams params{};
+    ImageFiles images{};
     std::size_t engine = 0;
     std::vector<std::size_t> delivered{};  // tokens, by sample
     std::vector<std::size_t> to_drop{};    // of them, that come again

@@ -91,8 +91,8 @@ void EngineLoop::report(std::vector<RequestOutput> outputs) {
 }
 
 void EngineLoop::admit(NewRequest request) {
-  const auto error =
-      attempt([&] { engine_.add_request(request.id, request.prompt, request.params); });
+  const auto error = attempt(
+      [&] { engine_.add_request(request.id, request.prompt, request.params, request.images); });
   if (error) {
     to_report_.push_back({.request_id = request.id, .finished = true, .error = error});
   } else {
@@ -124,9 +124,10 @@ bool EngineLoop::hand_over(const Error& error) {
 // New requests wait while those under way are answered, and while generation is paused.
 void EngineLoop::add_request(std::string request_id,
                              std::vector<std::int64_t> prompt_token_ids,
-                             rollout::SamplingParams params) {
-  auto shared = std::make_shared<NewRequest>(
-      NewRequest{std::move(request_id), std::move(prompt_token_ids), std::move(params)});
+                             rollout::SamplingParams params,
+                             ImageFiles images) {
+  auto shared = std::make_shared<NewRequest>(NewRequest{
+      std::move(request_id), std::move(prompt_token_ids), std::move(params), std::move(images)});
   post([this, shared] {
     if (handed_over_) return;
     if (may_step() && after_draining_.empty()) return admit(std::move(*shared));

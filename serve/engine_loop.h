@@ -16,6 +16,7 @@
 #include "distckpt/base/error.h"
 #include "rollout/request_output.h"
 #include "rollout/schedule/sampling_params.h"
+#include "serve/api/served_model.h"
 
 namespace ferry::serve {
 
@@ -32,7 +33,8 @@ class EngineSteps {
   virtual ~EngineSteps() = default;
   virtual void add_request(const std::string& request_id,
                            const std::vector<std::int64_t>& prompt_token_ids,
-                           const rollout::SamplingParams& params) = 0;
+                           const rollout::SamplingParams& params,
+                           const ImageFiles& images) = 0;
   virtual void abort(const std::string& request_id) = 0;
   virtual void abort(const std::string& request_id, std::int64_t index) = 0;
   virtual bool has_unfinished() const = 0;
@@ -87,7 +89,8 @@ class EngineLoop {
   // PauseMode::kAbort, that output has no tokens; if a step failed, it has the error.
   void add_request(std::string request_id,
                    std::vector<std::int64_t> prompt_token_ids,
-                   rollout::SamplingParams params);
+                   rollout::SamplingParams params,
+                   ImageFiles images = nullptr);
   void abort(std::string request_id);  // without further output
   void abort(std::string request_id, std::int64_t index);
   void pause(PauseMode mode, Done done);
@@ -104,6 +107,7 @@ class EngineLoop {
     std::string id{};
     std::vector<std::int64_t> prompt{};
     rollout::SamplingParams params{};
+    ImageFiles images{};
   };
   using Command = std::function<void()>;
 

@@ -54,7 +54,7 @@ std::string Generation::engine_id(std::size_t prompt) const {
 
 void Generation::start() {
   for (std::size_t i = 0; i < request_.prompts.size(); ++i)
-    engine_.add_request(engine_id(i), request_.prompts[i], request_.params);
+    engine_.add_request(engine_id(i), request_.prompts[i], request_.params, request_.images);
 }
 
 void Generation::fail(const ApiError& error) {

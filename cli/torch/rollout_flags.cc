@@ -226,12 +226,7 @@ RolloutModel::RolloutModel(models::World& world, const RolloutFlags& flags, std:
   engine_options_.tokenizer = tokenizer_.get();
   if (const auto reader = image_reader(); reader && checkpoint_)
     engine_options_.vision = std::make_shared<rollout::VisionEncoder>(
-        [this] {
-          const auto& options = model().options();
-          return converter::make_vision_model(model().config(), mesh_, options.dtype,
-                                              options.alignment, *checkpoint_);
-        },
-        reader->config);
+        [this] { return load_tower(*checkpoint_, nullptr); }, reader->config);
   if (flags.gpu_memory_utilization)
     engine_options_.gpu_memory_utilization = *flags.gpu_memory_utilization;
   if (!flags.kv_cache_memory.empty())
@@ -241,6 +236,22 @@ RolloutModel::RolloutModel(models::World& world, const RolloutFlags& flags, std:
 std::optional<rollout::ImageReader> RolloutModel::image_reader() const {
   if (!rollout::ModelRunner::sees_images(model()) || tokenizer_ == nullptr) return std::nullopt;
   return rollout::find_image_reader(files_, model().config(), *tokenizer_);
+}
+
+std::unique_ptr<models::VisionModel> RolloutModel::load_tower(
+    const converter::Checkpoint& checkpoint, converter::Amendment* amendment) const {
+  const auto& options = model().options();
+  return converter::make_vision_model(model().config(), mesh_, options.dtype, options.alignment,
+                                      checkpoint, amendment);
+}
+
+void RolloutModel::load_weights(const converter::Checkpoint& checkpoint,
+                                converter::Amendment* amendment) const {
+  std::unique_ptr<models::VisionModel> tower;
+  if (engine_options_.vision && checkpoint.map.config.vision)
+    tower = load_tower(checkpoint, amendment);
+  converter::load_model(chunks_, checkpoint, {.round = true, .amendment = amendment});
+  if (tower) engine_options_.vision->replace(std::move(tower));
 }
 
 std::function<void()> RolloutModel::open_weights(const std::string& checkpoint,
@@ -256,13 +267,10 @@ std::function<void()> RolloutModel::open_weights(const std::string& checkpoint,
           "{}: is another model: {} layers of {}, vocabulary {}; expected {} of {}, {}", checkpoint,
           theirs.num_layers, theirs.hidden_size, theirs.vocab_size, config.num_layers,
           config.hidden_size, config.vocab_size);
-  if (deltas.empty())
-    return [this, opened] { converter::load_model(chunks_, *opened, {.round = true}); };
+  if (deltas.empty()) return [this, opened] { load_weights(*opened, nullptr); };
   auto chain = std::make_shared<converter::DeltaChain>(open_delta_chain(deltas));
   chain->begin(*opened);
-  return [this, opened, chain] {
-    converter::load_model(chunks_, *opened, {.round = true, .amendment = chain.get()});
-  };
+  return [this, opened, chain] { load_weights(*opened, chain.get()); };
 }
 
 std::optional<rollout::text::ChatTemplate> RolloutModel::find_chat_template(bool with_tools) const {

@@ -10,9 +10,11 @@
 #include <vector>
 
 #include "cli/torch/commands.h"
+#include "converter/open/amendment.h"
 #include "converter/open/checkpoint.h"
 #include "models/distributed/parallel_state.h"
 #include "models/gpt_model.h"
+#include "models/vision/vision_model.h"
 #include "rollout/llm_engine.h"
 #include "rollout/text/chat_template.h"
 #include "rollout/text/tokenizer/tokenizer.h"
@@ -69,6 +71,11 @@ class RolloutModel {
   std::optional<rollout::ImageReader> image_reader() const;
 
  private:
+  std::unique_ptr<models::VisionModel> load_tower(const converter::Checkpoint& checkpoint,
+                                                  converter::Amendment* amendment) const;
+  // In place. A checkpoint of the language model alone leaves the tower.
+  void load_weights(const converter::Checkpoint& checkpoint, converter::Amendment* amendment) const;
+
   std::optional<converter::Checkpoint> checkpoint_;  // nothing with dummy weights
   models::ParallelState mesh_;
   std::vector<std::unique_ptr<models::GPTModel>> chunks_;

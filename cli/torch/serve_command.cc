@@ -29,6 +29,9 @@ struct ServeFlags {
   std::string name{};
   std::string max_body = "32MiB";
   std::string tool_call_parser = "auto";
+  std::int64_t max_images = serve::ServedImages{}.max_images;
+  std::int64_t max_image_pixels = std::int64_t{1} << 26;
+  std::string allowed_local_media_path{};
   double request_timeout = 0;
   double shutdown_timeout = 30;
 };
@@ -44,6 +47,26 @@ std::optional<rollout::text::ToolFormat> tool_format(const ServeFlags& flags,
   return found ? rollout::text::tool_format_of_template(found->text()) : std::nullopt;
 }
 
+std::optional<serve::ServedImages> served_images(const ServeFlags& flags,
+                                                 const RolloutModel& model) {
+  auto reader = model.image_reader();
+  if (!reader) return std::nullopt;
+  reader->most_pixels = flags.max_image_pixels;
+  const auto expand = [reader = std::move(*reader)](const std::string& text,
+                                                    const std::vector<std::string>& files) {
+    std::vector<rollout::ProcessedImage> images;
+    for (const auto& file : files) {
+      const rollout::text::ImageSource source{.bytes = file};
+      images.push_back(std::move(rollout::read_images({&source, 1}, reader).front()));
+      images.back().pixels.reset();  // only the sizes count here
+    }
+    return rollout::expand_placeholders(text, images, reader);
+  };
+  return serve::ServedImages{.expand = expand,
+                             .max_images = flags.max_images,
+                             .allowed_media_folder = flags.allowed_local_media_path};
+}
+
 serve::ServedModel served_model(const ServeFlags& flags,
                                 const RolloutModel& model,
                                 const rollout::EngineOptions& engine) {
@@ -55,7 +78,8 @@ serve::ServedModel served_model(const ServeFlags& flags,
           .tokenizer = model.tokenizer(),
           .chat_template = model.find_chat_template(false),
           .tool_template = model.find_chat_template(true),
-          .tool_format = tool_format(flags, model)};
+          .tool_format = tool_format(flags, model),
+          .images = served_images(flags, model)};
 }
 
 // The files that an engine's weights came from.
@@ -122,14 +146,16 @@ void serve_rank(const ServeFlags& flags, models::World& world) {
   if (flags.rollout.iteration)
     weights.iteration = distckpt::iteration_text(*flags.rollout.iteration);
   serve::RolloutEngine engine(
-      model.model(), model.engine_options(), [&](const serve::WeightSource& source) {
+      model.model(), model.engine_options(),
+      [&](const serve::WeightSource& source) {
         auto next = weights.after(source);
         auto load = model.open_weights(next.checkpoint, next.iteration, next.deltas);
         return [&weights, next = std::move(next), load = std::move(load)] {
           load();
           weights = next;
         };
-      });
+      },
+      model.image_reader());
   const auto mailbox = [&](const std::string& name) {
     return std::make_unique<models::Mailbox>(
         world, name,
@@ -203,6 +229,14 @@ void add_serve(CLI::App& app) {
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   add("--max-body", flags->max_body, "Size of a request, at most")->capture_default_str();
+  add("--max-images", flags->max_images, "Images of a chat, at most")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  add("--max-image-pixels", flags->max_image_pixels, "Pixels of an image's file, at most")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  add("--allowed-local-media-path", flags->allowed_local_media_path,
+      "A folder whose files image_url may name by file://. Default: only data: URLs are read");
   add("--request-timeout", flags->request_timeout,
       "Seconds after which an answer is given up; 0: none")
       ->check(CLI::NonNegativeNumber)

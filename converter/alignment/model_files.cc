@@ -30,13 +30,15 @@ std::unique_ptr<models::VisionModel> make_vision_model(const models::Transformer
                                                        const models::ParallelState& mesh,
                                                        distckpt::DType dtype,
                                                        models::Alignment alignment,
-                                                       const Checkpoint& checkpoint) {
+                                                       const Checkpoint& checkpoint,
+                                                       Amendment* amendment) {
   auto vision = std::make_unique<models::VisionModel>(config, mesh, dtype, alignment);
   auto shards = vision->sharded_state_dict();  // nobody else's
   for (auto& shard : shards) std::ranges::fill(shard.tensor.replica_id, 0);
   const auto alone = distckpt::gather_mesh_layout({}, std::move(shards));
   const auto memory = models::make_memory_sink(alone.layout);
-  load(checkpoint, alone, *memory, {.config = config, .vision_tower = true, .round = true});
+  load(checkpoint, alone, *memory,
+       {.config = config, .vision_tower = true, .round = true, .amendment = amendment});
   return vision;
 }
 

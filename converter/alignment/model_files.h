@@ -26,6 +26,7 @@ std::unique_ptr<models::VisionModel> make_vision_model(const models::Transformer
                                                        const models::ParallelState& mesh,
                                                        distckpt::DType dtype,
                                                        models::Alignment alignment,
-                                                       const Checkpoint& checkpoint);
+                                                       const Checkpoint& checkpoint,
+                                                       Amendment* amendment = nullptr);
 
 }  // namespace ferry::converter

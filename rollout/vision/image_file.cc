@@ -20,7 +20,6 @@ namespace ferry::rollout {
 namespace {
 
 constexpr std::int64_t kChannels = 3;
-constexpr std::int64_t kMostPixels = std::int64_t{1} << 28;
 
 // Rows of an image, to be written one after another.
 struct Canvas {
@@ -28,9 +27,12 @@ struct Canvas {
   std::vector<unsigned char*> rows{};
 };
 
-Canvas make_canvas(std::int64_t height, std::int64_t width, const std::string& source) {
-  require(height > 0 && width > 0 && height * width <= kMostPixels, ErrorKind::kUsage,
-          "{}: has {} x {} pixels, expected 1 to {} in all", source, height, width, kMostPixels);
+Canvas make_canvas(std::int64_t height,
+                   std::int64_t width,
+                   const std::string& source,
+                   std::int64_t most_pixels) {
+  require(height > 0 && width > 0 && height * width <= most_pixels, ErrorKind::kUsage,
+          "{}: has {} x {} pixels, expected 1 to {} in all", source, height, width, most_pixels);
   Canvas canvas{.pixels = at::empty({height, width, kChannels}, at::kByte)};
   auto* at = canvas.pixels.mutable_data_ptr<unsigned char>();
   for (std::int64_t row = 0; row < height; ++row, at += width * kChannels)
@@ -94,12 +96,14 @@ class Jpeg {
   jpeg_decompress_struct info_{};
 };
 
-at::Tensor decode_jpeg(std::span<const std::byte> bytes, const std::string& source) {
+at::Tensor decode_jpeg(std::span<const std::byte> bytes,
+                       const std::string& source,
+                       std::int64_t most_pixels) {
   Jpeg jpeg(bytes);
   require(jpeg.begin(), ErrorKind::kCorrupt, "{}: {}", source, jpeg.message());
   require(!jpeg.is_cmyk(), ErrorKind::kUsage, "{}: is a JPEG in CMYK, which is not decoded",
           source);
-  auto canvas = make_canvas(jpeg.height(), jpeg.width(), source);
+  auto canvas = make_canvas(jpeg.height(), jpeg.width(), source, most_pixels);
   require(jpeg.read(canvas.rows), ErrorKind::kCorrupt, "{}: {}", source, jpeg.message());
   return canvas.pixels;
 }
@@ -165,13 +169,15 @@ class Png {
   std::array<char, 200> message_{};
 };
 
-at::Tensor decode_png(std::span<const std::byte> bytes, const std::string& source) {
+at::Tensor decode_png(std::span<const std::byte> bytes,
+                      const std::string& source,
+                      std::int64_t most_pixels) {
   Png png(bytes);
   require(png.begin(), ErrorKind::kCorrupt, "{}: {}", source, png.message());
   require(png.bit_depth() <= 8, ErrorKind::kUsage,
           "{}: is a PNG of {} bits a channel, of which 1 to 8 are decoded", source,
           png.bit_depth());
-  auto canvas = make_canvas(png.height(), png.width(), source);
+  auto canvas = make_canvas(png.height(), png.width(), source, most_pixels);
   require(png.read(canvas.rows), ErrorKind::kCorrupt, "{}: {}", source, png.message());
   return canvas.pixels;
 }
@@ -184,12 +190,14 @@ bool begins_with(std::span<const std::byte> bytes, std::initializer_list<int> ma
 
 }  // namespace
 
-at::Tensor decode_image(std::span<const std::byte> bytes, const std::string& source) {
+at::Tensor decode_image(std::span<const std::byte> bytes,
+                        const std::string& source,
+                        std::int64_t most_pixels) {
   at::Tensor pixels;
   if (begins_with(bytes, {0xff, 0xd8, 0xff})) {
-    pixels = decode_jpeg(bytes, source);
+    pixels = decode_jpeg(bytes, source, most_pixels);
   } else if (begins_with(bytes, {0x89, 'P', 'N', 'G'})) {
-    pixels = decode_png(bytes, source);
+    pixels = decode_png(bytes, source, most_pixels);
   } else {
     fail(ErrorKind::kUsage, "{}: is neither JPEG nor PNG", source);
   }

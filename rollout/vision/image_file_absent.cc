@@ -3,7 +3,9 @@
 
 namespace ferry::rollout {
 
-at::Tensor decode_image(std::span<const std::byte>, const std::string& source) {
+at::Tensor decode_image(std::span<const std::byte>,
+                        const std::string& source,
+                        std::int64_t /*most_pixels*/) {
   throw Error(ErrorKind::kUsage, fmt::format("{}: this build decodes no images", source),
               "install libjpeg-dev and libpng-dev and configure it again");
 }

@@ -1,7 +1,6 @@
 #include "rollout/vision/prompt_images.h"
 
 #include "distckpt/base/error.h"
-#include "rollout/vision/image_file.h"
 
 namespace ferry::rollout {
 
@@ -35,7 +34,8 @@ std::vector<ProcessedImage> read_images(std::span<const text::ImageSource> sourc
   std::vector<ProcessedImage> images;
   for (const auto& source : sources) {
     const auto bytes = source.read();
-    const auto image = decode_image(std::as_bytes(std::span(bytes)), source.name());
+    const auto image =
+        decode_image(std::as_bytes(std::span(bytes)), source.name(), reader.most_pixels);
     images.push_back(with_context([&] { return "reading " + source.name(); },
                                   [&] { return process_image(image, reader.config); }));
   }

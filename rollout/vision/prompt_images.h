@@ -12,6 +12,7 @@
 #include "rollout/text/content_parts.h"
 #include "rollout/text/tokenizer/model_files.h"
 #include "rollout/text/tokenizer/tokenizer.h"
+#include "rollout/vision/image_file.h"
 #include "rollout/vision/image_processor.h"
 
 namespace ferry::rollout {
@@ -19,6 +20,7 @@ namespace ferry::rollout {
 struct ImageReader {
   ImageProcessorConfig config{};
   std::string placeholder{};  // the text of the token that stands for a part of an image
+  std::int64_t most_pixels = kMostPixels;  // of a file
 };
 
 // Nothing if the model has no tower that is computed, or its files do not say how images are read.

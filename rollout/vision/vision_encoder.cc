@@ -3,12 +3,18 @@
 #include <ATen/ops/cat.h>
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 namespace ferry::rollout {
 
 void VisionEncoder::load() {
   if (!tower_) tower_ = load_();
+}
+
+void VisionEncoder::replace(std::unique_ptr<models::VisionModel> tower) {
+  tower_ = std::move(tower);
+  cache_.clear();
 }
 
 models::ImageFeatures VisionEncoder::features(const VisualPrompt& prompt) {

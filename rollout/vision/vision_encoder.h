@@ -26,6 +26,8 @@ class VisionEncoder {
 
   // Loads the tower, if it is not. Throws Error.
   void load();
+  // Goes on with another tower, and forgets what the old one gave.
+  void replace(std::unique_ptr<models::VisionModel> tower);
   // Features of all images of the prompt, one after another.
   models::ImageFeatures features(const VisualPrompt& prompt);
 

@@ -3,8 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <filesystem>
+#include <memory>
+#include <string_view>
+#include <system_error>
 #include <utility>
 
+#include "distckpt/base/error.h"
+#include "rollout/text/content_parts.h"
 #include "rollout/text/shallow_json.h"
 #include "serve/api/fields.h"
 #include "serve/api/structured_outputs.h"
@@ -14,6 +20,7 @@ namespace {
 
 constexpr std::int64_t kMostLogprobs = 20;  // as OpenAI and vLLM have it
 constexpr std::size_t kMostPrompts = 1024;  // of one request
+constexpr std::string_view kFile = "file://";
 
 // Fields whose neglect would change the answer.
 void refuse_unsupported(const Fields& fields) {
@@ -153,22 +160,29 @@ void read_prompts(const Fields& fields, const ServedModel& model, GenerationRequ
     fields.refuse("prompt", fmt::format("has more than {} prompts", kMostPrompts));
 }
 
-// Parts of text become one text, as vLLM joins them.
-ordered_json content_of(const ordered_json& content, const std::string& param) {
+// Parts of text become one text, as vLLM joins them; beside images they stay parts.
+ordered_json content_of(const ordered_json& content, const std::string& param, bool sees) {
   if (!content.is_array()) {
     if (content.is_string() || content.is_null()) return content;
     throw ApiError(400, param + ": is neither text nor a list of parts", param);
   }
   std::string text;
+  bool has_image = false;
   for (const auto& part : content) {
     std::string type, one;
     const Fields fields(part, param + ".");
     fields.read("type", type);
-    if (type != "text") fields.refuse("type", "is not \"text\"");
+    if (type == "image_url" && sees) {
+      if (!fields.has("image_url")) fields.refuse("image_url", "is missing");
+      has_image = true;
+      continue;
+    }
+    if (type != "text")
+      fields.refuse("type", sees ? "is neither \"text\" nor \"image_url\"" : "is not \"text\"");
     fields.read("text", one);
     text += (text.empty() ? "" : "\n") + one;
   }
-  return text;
+  return has_image ? content : ordered_json(std::move(text));
 }
 
 // Templates want a call's arguments as an object; the API has them as text.
@@ -187,7 +201,7 @@ void parse_arguments(ordered_json& message) {
 
 }  // namespace
 
-ordered_json chat_messages(const ordered_json& body) {
+ordered_json chat_messages(const ordered_json& body, bool sees) {
   const Fields fields(body);
   const auto* const given = fields.find("messages");
   if (given == nullptr || !given->is_array() || given->empty())
@@ -200,12 +214,49 @@ ordered_json chat_messages(const ordered_json& body) {
     of_message.read("role", role);
     if (role.empty()) of_message.refuse("role", "is missing");
     auto message = (*given)[i];
-    message["content"] = content_of(message.value("content", ordered_json()), param + "content");
+    message["content"] =
+        content_of(message.value("content", ordered_json()), param + "content", sees);
     parse_arguments(message);
     messages.push_back(std::move(message));
   }
   return messages;
 }
+
+namespace {
+
+std::filesystem::path real_path(std::string_view path) {
+  std::error_code error;
+  auto real = std::filesystem::weakly_canonical(path, error);
+  require(!error, ErrorKind::kUsage, "{}: {}", path, error.message());
+  return real;
+}
+
+// Only what the server's user allows is read: a client names files of the server.
+std::string read_image(const rollout::text::ImageSource& source, const ServedImages& images) {
+  if (source.place.starts_with("data:")) return source.read();
+  require(source.place.starts_with(kFile) && !images.allowed_media_folder.empty(),
+          ErrorKind::kUsage,
+          "{}: is neither a data: URL nor a file below --allowed-local-media-path", source.name());
+  const auto folder = real_path(images.allowed_media_folder);
+  const auto file = real_path(std::string_view(source.place).substr(kFile.size()));
+  const auto [of_folder, of_file] = std::ranges::mismatch(folder, file);
+  require(of_folder == folder.end() && of_file != file.end(), ErrorKind::kUsage,
+          "{}: is not below --allowed-local-media-path", source.name());
+  return rollout::text::ImageSource{.place = file.string()}.read();
+}
+
+// Takes the images out of the messages.
+ImageFiles read_images(ordered_json& messages, const ServedModel& model) {
+  if (!model.images || !rollout::text::has_images(messages)) return nullptr;
+  const auto sources = rollout::text::take_images(messages);
+  require(static_cast<std::int64_t>(sources.size()) <= model.images->max_images, ErrorKind::kUsage,
+          "{} images, more than {}", sources.size(), model.images->max_images);
+  std::vector<std::string> files;
+  for (const auto& source : sources) files.push_back(read_image(source, *model.images));
+  return std::make_shared<const std::vector<std::string>>(std::move(files));
+}
+
+}  // namespace
 
 void check_model(const ordered_json& body, const ServedModel& model) {
   std::string name = model.name;
@@ -215,7 +266,7 @@ void check_model(const ordered_json& body, const ServedModel& model) {
                    "model_not_found");
 }
 
-std::vector<std::int64_t> chat_prompt(const ordered_json& body, const ServedModel& model) {
+ChatPrompt chat_prompt(const ordered_json& body, const ServedModel& model) {
   const Fields fields(body);
   rollout::text::ChatOptions options{.add_generation_prompt = true};
   fields.read("add_generation_prompt", options.add_generation_prompt);
@@ -234,7 +285,11 @@ std::vector<std::int64_t> chat_prompt(const ordered_json& body, const ServedMode
   bool special = false;  // the template writes them
   fields.read("add_special_tokens", special);
   try {
-    return encode(chosen->apply(chat_messages(body), options), special, model);
+    auto messages = chat_messages(body, model.images.has_value());
+    auto images = read_images(messages, model);
+    auto text = chosen->apply(messages, options);
+    if (images) text = model.images->expand(text, *images);
+    return {.token_ids = encode(text, special, model), .images = std::move(images)};
   } catch (const Error& error) {
     throw ApiError(400, error.what(), "messages");
   }
@@ -312,7 +367,9 @@ GenerationRequest parse_chat_completion(const ordered_json& body, const ServedMo
   if (fields.has("prompt_token_ids")) {
     fields.read("prompt_token_ids", request.prompts.emplace_back());
   } else {
-    request.prompts.push_back(chat_prompt(body, model));
+    auto prompt = chat_prompt(body, model);
+    request.prompts.push_back(std::move(prompt.token_ids));
+    request.images = std::move(prompt.images);
   }
   read_tools(fields, model, request);
   bool logprobs = false;

@@ -15,6 +15,7 @@ namespace ferry::serve {
 struct GenerationRequest {
   bool is_chat = false;
   std::vector<std::vector<std::int64_t>> prompts{};  // token ids; of a chat one
+  ImageFiles images{};                               // of a chat
   rollout::SamplingParams params{};
   bool stream = false;
   bool include_usage = false;           // a stream ends with its usage
@@ -36,12 +37,17 @@ struct GenerationRequest {
 GenerationRequest parse_completion(const ordered_json& body, const ServedModel& model);
 GenerationRequest parse_chat_completion(const ordered_json& body, const ServedModel& model);
 
+struct ChatPrompt {
+  std::vector<std::int64_t> token_ids{};
+  ImageFiles images{};
+};
+
 // The prompt of a chat: `messages`, `tools` and the options of the template in `body`.
-std::vector<std::int64_t> chat_prompt(const ordered_json& body, const ServedModel& model);
+ChatPrompt chat_prompt(const ordered_json& body, const ServedModel& model);
 
 // The messages of a chat as templates want them: parts of text as one text, arguments of calls as
-// objects.
-ordered_json chat_messages(const ordered_json& body);
+// objects. `sees`: parts of images stay; otherwise they are refused.
+ordered_json chat_messages(const ordered_json& body, bool sees = false);
 
 void check_model(const ordered_json& body, const ServedModel& model);
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -14,6 +15,19 @@
 
 namespace ferry::serve {
 
+// The image files of a prompt, in the order of its places for them; null: there are none.
+using ImageFiles = std::shared_ptr<const std::vector<std::string>>;
+
+// Images in chats, for models that see.
+struct ServedImages {
+  // The text of a chat template with as many placeholders as the images have tokens. Throws Error
+  // for a file that is no image, or is damaged.
+  std::function<std::string(const std::string& text, const std::vector<std::string>& files)>
+      expand{};
+  std::int64_t max_images = 16;        // of a chat
+  std::string allowed_media_folder{};  // files below it may be named; empty: none
+};
+
 struct ServedModel {
   std::string name{};
   std::string root{};  // the checkpoint
@@ -24,6 +38,7 @@ struct ServedModel {
   std::optional<rollout::text::ChatTemplate> chat_template{};
   std::optional<rollout::text::ChatTemplate> tool_template{};  // for requests with tools
   std::optional<rollout::text::ToolFormat> tool_format{};      // of calls in answers
+  std::optional<ServedImages> images{};                        // nothing: they are refused
 
   // Throws ApiError 400 if there is none.
   const rollout::text::Tokenizer& require_tokenizer(const std::string& param) const;

@@ -61,12 +61,31 @@ SamplingParams read_params(const json& list) {
   return params;
 }
 
+json images_json(const ImageFiles& images) {
+  auto files = json::array();
+  if (images) {
+    for (const auto& file : *images) files.push_back(json::binary({file.begin(), file.end()}));
+  }
+  return files;
+}
+
+ImageFiles read_images(const json& list) {
+  if (list.empty()) return nullptr;
+  std::vector<std::string> files;
+  for (const auto& one : list) {
+    const auto& bytes = one.get_binary();
+    files.emplace_back(bytes.begin(), bytes.end());
+  }
+  return std::make_shared<const std::vector<std::string>>(std::move(files));
+}
+
 }  // namespace
 
 json add_request_call(const std::string& request_id,
                       const std::vector<std::int64_t>& prompt_token_ids,
-                      const SamplingParams& params) {
-  return {"add_request", request_id, prompt_token_ids, params_json(params)};
+                      const SamplingParams& params,
+                      const ImageFiles& images) {
+  return {"add_request", request_id, prompt_token_ids, params_json(params), images_json(images)};
 }
 
 json abort_call(const std::string& request_id) {
@@ -87,7 +106,7 @@ std::vector<rollout::RequestOutput> make_call(CalledEngine& called, const json& 
   if (name == "step") return engine.step();
   if (name == "add_request") {
     engine.add_request(call.at(1).get<std::string>(), call.at(2).get<std::vector<std::int64_t>>(),
-                       read_params(call.at(3)));
+                       read_params(call.at(3)), read_images(call.at(4)));
   } else if (name == "abort") {
     engine.abort(call.at(1).get<std::string>());
   } else if (name == "abort_sample") {

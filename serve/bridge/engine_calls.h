@@ -12,7 +12,8 @@ namespace ferry::serve {
 
 nlohmann::json add_request_call(const std::string& request_id,
                                 const std::vector<std::int64_t>& prompt_token_ids,
-                                const rollout::SamplingParams& params);
+                                const rollout::SamplingParams& params,
+                                const ImageFiles& images);
 nlohmann::json abort_call(const std::string& request_id);
 nlohmann::json abort_call(const std::string& request_id, std::int64_t index);
 nlohmann::json open_weights_call(const WeightSource& source);

@@ -23,9 +23,10 @@ void RankedEngine::end() {
 
 void RankedEngine::add_request(const std::string& request_id,
                                const std::vector<std::int64_t>& prompt_token_ids,
-                               const SamplingParams& params) {
-  calls_.push_back(add_request_call(request_id, prompt_token_ids, params));
-  mine_.add_request(request_id, prompt_token_ids, params);
+                               const SamplingParams& params,
+                               const ImageFiles& images) {
+  calls_.push_back(add_request_call(request_id, prompt_token_ids, params, images));
+  mine_.add_request(request_id, prompt_token_ids, params, images);
 }
 
 void RankedEngine::abort(const std::string& request_id) {

@@ -103,8 +103,9 @@ json RemoteEngine::ask(const json& call) {
 
 void RemoteEngine::add_request(const std::string& request_id,
                                const std::vector<std::int64_t>& prompt_token_ids,
-                               const rollout::SamplingParams& params) {
-  calls_.push_back(add_request_call(request_id, prompt_token_ids, params));
+                               const rollout::SamplingParams& params,
+                               const ImageFiles& images) {
+  calls_.push_back(add_request_call(request_id, prompt_token_ids, params, images));
   has_unfinished_ = true;
 }
 

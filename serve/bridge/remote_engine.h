@@ -22,7 +22,8 @@ class RemoteEngine : public EngineSteps {
 
   void add_request(const std::string& request_id,
                    const std::vector<std::int64_t>& prompt_token_ids,
-                   const rollout::SamplingParams& params) override;
+                   const rollout::SamplingParams& params,
+                   const ImageFiles& images) override;
   void abort(const std::string& request_id) override;
   void abort(const std::string& request_id, std::int64_t index) override;
   bool has_unfinished() const override { return has_unfinished_; }

@@ -18,7 +18,7 @@ def write_tokenizer(folder):
     fast.save_pretrained(folder)
 
 
-def write_model(folder, family):
+def write_model(folder, family, seed=7):
     """Random weights in bf16; 4 layers, 4 blocks with a deepstack of 2."""
     import torch
     import transformers as T
@@ -32,7 +32,7 @@ def write_model(folder, family):
                   out_hidden_size=64, num_position_embeddings=36, deepstack_visual_indexes=[0, 2])
     config = getattr(T, f"{family}Config")(text_config=text, vision_config=vision, tie_word_embeddings=False, image_token_id=5, video_token_id=6,
                                            vision_start_token_id=3, vision_end_token_id=4)
-    torch.manual_seed(7)
+    torch.manual_seed(seed)
     model = getattr(T, f"{family}ForConditionalGeneration")(config).to(torch.bfloat16)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -44,3 +44,28 @@ def write_model(folder, family):
     processor = T.Qwen2VLImageProcessor(patch_size=4, temporal_patch_size=2, merge_size=2, image_mean=[0.5, 0.45, 0.4], image_std=[0.5, 0.27, 0.3],
                                         size={"shortest_edge": 32 * 32, "longest_edge": 80 * 80})
     processor.save_pretrained(folder)
+
+
+def load_peer(folder, dtype="bfloat16"):
+    """transformers' model, and its processor."""
+    import torch
+    import transformers as T
+    model = T.AutoModelForImageTextToText.from_pretrained(folder, dtype=getattr(torch, dtype), attn_implementation="eager").eval()
+    processor = T.Qwen3VLProcessor(image_processor=T.Qwen2VLImageProcessor.from_pretrained(folder), tokenizer=T.AutoTokenizer.from_pretrained(folder),
+                                   video_processor=T.Qwen3VLVideoProcessor(), chat_template=TEMPLATE)
+    return model, processor
+
+
+def answer_log_probs(peer, chat, tokens):
+    """The log-probabilities [tokens, vocabulary] of transformers' forward of the finished sequence."""
+    import torch
+    model, processor = peer
+    inputs = processor.apply_chat_template(chat, tokenize=True, add_generation_prompt=True, return_dict=True, return_tensors="pt")
+    prompt = inputs.pop("input_ids")[0].tolist()
+    inputs.pop("attention_mask")
+    types = inputs.pop("mm_token_type_ids")[0].tolist()
+    assert 5 not in tokens  # transformers would look for its image
+    whole = torch.tensor([prompt + tokens])
+    with torch.no_grad():
+        logits = model(whole, mm_token_type_ids=torch.tensor([types + [0] * len(tokens)]), **inputs).logits[0, len(prompt) - 1:-1]
+    return torch.log_softmax(logits.float(), -1)

@@ -33,7 +33,8 @@ class FakeEngine : public EngineSteps {
  public:
   void add_request(const std::string& id,
                    const std::vector<std::int64_t>& prompt,
-                   const rollout::SamplingParams& params) override {
+                   const rollout::SamplingParams& params,
+                   const ImageFiles& /*images*/) override {
     requests_[id] = {prompt, params, 0};
   }
   void abort(const std::string& id) override {

@@ -9,7 +9,7 @@ import zlib
 
 import pytest
 
-from seeing_model import TEMPLATE, write_model
+from seeing_model import answer_log_probs, load_peer, write_model
 from support import FERRY, ferry, ferry_json
 
 TORCH = FERRY.parent / "ferry-torch"
@@ -127,32 +127,15 @@ def answers(checkpoint, chats, *options):
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def processor_of(checkpoint):
-    import transformers
-    tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
-    return transformers.Qwen3VLProcessor(image_processor=transformers.Qwen2VLImageProcessor.from_pretrained(checkpoint), tokenizer=tokenizer,
-                                         video_processor=transformers.Qwen3VLVideoProcessor(), chat_template=TEMPLATE)
-
-
 def check_answers(checkpoint, chats, options, dtype="bfloat16"):
     import torch
-    import transformers
-    processor = processor_of(checkpoint)
-    model = transformers.AutoModelForImageTextToText.from_pretrained(checkpoint, dtype=getattr(torch, dtype), attn_implementation="eager").eval()
+    peer = load_peer(checkpoint, dtype)
     greedy = "--temperature" not in options
     found = answers(checkpoint, chats, *options, *(("--temperature", 0) if greedy else ()))
     for chat, answer in zip(chats, found, strict=True):
-        inputs = processor.apply_chat_template(chat, tokenize=True, add_generation_prompt=True, return_dict=True, return_tensors="pt")
-        prompt = inputs.pop("input_ids")[0].tolist()
-        inputs.pop("attention_mask")
-        types = inputs.pop("mm_token_type_ids")[0].tolist()
         for output in answer["outputs"]:
             tokens = output["token_ids"]
-            assert 5 not in tokens  # transformers would look for its image
-            whole = torch.tensor([prompt + tokens])
-            with torch.no_grad():
-                logits = model(whole, mm_token_type_ids=torch.tensor([types + [0] * len(tokens)]), **inputs).logits[0, len(prompt) - 1:-1]
-            log_probs = torch.log_softmax(logits.float(), -1)
+            log_probs = answer_log_probs(peer, chat, tokens)
             if greedy:
                 assert tokens == log_probs.argmax(-1).tolist()
             chosen = log_probs.gather(1, torch.tensor(tokens)[:, None])[:, 0]
