@@ -270,7 +270,7 @@ void ModelRunner::write_inputs(std::span<const ScheduledSequence> scheduled,
   const auto sequences = plan.captured ? rows : count;
   inputs_.begin();
   tokens_ = inputs_.add({rows}, at::kLong);
-  // Those behind a prompt have one position in all axes.
+  // Rows behind a prompt have one position in all axes.
   const bool has_axes = !plan.captured && std::ranges::any_of(scheduled, [](const auto& one) {
     return one.sequence->visual != nullptr;
   });
