@@ -204,17 +204,16 @@ void PromptReader::fill_from_messages(Prompt& prompt,
   require(messages.is_array() && !messages.empty(), ErrorKind::kUsage,
           "messages: is not a list of messages");
   auto shown = messages;
-  const bool sees = rollout::text::has_images(messages);
-  if (sees) {
-    const auto reader = options_.images ? options_.images() : std::nullopt;
+  std::optional<rollout::ImageReader> reader;
+  if (rollout::text::has_images(messages)) {
+    if (options_.images) reader = options_.images();
     require(reader.has_value(), ErrorKind::kUsage,
             "messages: have images, and the model's images are not computed");
     prompt.images = rollout::read_images(rollout::text::take_images(shown), *reader);
   }
   prompt.text =
       options_.chat_template->apply(shown, {.add_generation_prompt = true, .tools = tools});
-  if (sees)
-    prompt.text = rollout::expand_placeholders(*prompt.text, prompt.images, *options_.images());
+  if (reader) prompt.text = rollout::expand_placeholders(*prompt.text, prompt.images, *reader);
   tokenize(prompt, /*add_special_tokens=*/false);  // the template writes them itself
 }
 

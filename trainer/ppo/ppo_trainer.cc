@@ -88,15 +88,10 @@ void PpoTrainer::train_step() {
   log_->phase("adv",
               [&] { batch.take(batch_worker_.compute_advantages(batch, kl_, log_->metrics())); });
   learn(batch);
-  log_->metrics().merge(batch_worker_.compute_metrics(batch));
-  batch_worker_.write_rollouts(step_ + 1, batch);
+  report(batch);
   workers_.begin_step(++step_ + 1);
   validate();
-  auto& metrics = log_->metrics();
-  metrics["training/malformed_rows"] = static_cast<double>(stream_.malformed().count);
-  if (!config_.reward.command.empty())
-    metrics["reward/num_restarts"] = static_cast<double>(workers_.num_reward_restarts());
-  metrics.merge(workers_.message_metrics());
+  report_run();
   log_->end_step(batch);
 }
 
@@ -119,6 +114,19 @@ void PpoTrainer::learn(const RolloutBatch& batch) {
   if (config_.use_critic()) update("update_critic", &PpoWorkers::update_critic);
   if (step_ + 1 > config_.trainer.critic_warmup) update("update_actor", &PpoWorkers::update_actor);
   not_finite_.add(not_finite);
+}
+
+void PpoTrainer::report(const RolloutBatch& batch) {
+  log_->metrics().merge(batch_worker_.compute_metrics(batch));
+  batch_worker_.write_rollouts(step_ + 1, batch);
+}
+
+void PpoTrainer::report_run() {
+  auto& metrics = log_->metrics();
+  metrics["training/malformed_rows"] = static_cast<double>(stream_.malformed().count);
+  if (!config_.reward.command.empty())
+    metrics["reward/num_restarts"] = static_cast<double>(workers_.num_reward_restarts());
+  metrics.merge(workers_.message_metrics());
 }
 
 void PpoTrainer::validate() {

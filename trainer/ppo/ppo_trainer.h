@@ -54,7 +54,9 @@ class PpoTrainer {
   void train_step();
   void add_old_log_probs(RolloutBatch& batch);
   void learn(const RolloutBatch& batch);
+  void report(const RolloutBatch& batch);
   void validate();
+  void report_run();  // counts of the run so far
 
   void resume();
   void save();

@@ -10,6 +10,8 @@
 #include <cstring>
 #include <new>
 
+#include "distckpt/base/integers.h"
+
 namespace ferry::distckpt {
 namespace {
 
@@ -30,7 +32,7 @@ bool in_reserve(const void* data) {
 // Zeros, with their size before them. They are not used again: whoever needs them is about to end.
 void* take_reserve(std::size_t size) {
   if (depth == 0 || size > kReserveBytes) return nullptr;
-  const auto bytes = kAlignment + (size + kAlignment - 1) / kAlignment * kAlignment;
+  const auto bytes = kAlignment + round_up(size, kAlignment);
   if (bytes > kReserveBytes - reserve_used) return nullptr;
   auto* const data = reserve.load(std::memory_order_relaxed) + reserve_used;
   reserve_used += bytes;
