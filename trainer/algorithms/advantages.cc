@@ -8,6 +8,7 @@
 
 #include "distckpt/base/error.h"
 #include "trainer/algorithms/masked.h"
+#include "trainer/algorithms/turn_advantages.h"
 
 namespace ferry::trainer {
 namespace {
@@ -158,6 +159,12 @@ Advantages compute_advantage(const AdvantageInputs& inputs, const AlgorithmConfi
   if (estimator == AdvantageEstimator::kReinforcePlusPlus)
     return reinforce_plus_plus(inputs, config);
   if (estimator == AdvantageEstimator::kRemax) return remax(inputs);
+  if (looks_at_turns(estimator)) {
+    const auto of_turns = estimator == AdvantageEstimator::kGigpo
+                              ? gigpo_advantage(inputs, config)
+                              : grpo_turns_advantage(inputs, config);
+    return {.advantages = of_turns, .returns = of_turns};
+  }
   const auto mask = inputs.response_mask.to(at::kLong);
   auto advantages = of_sequences(inputs, config).unsqueeze(-1) * mask;
   if (estimator == AdvantageEstimator::kReinforcePlusPlusBaseline)

@@ -20,6 +20,10 @@ struct AdvantageInputs {
                                           // reinforce_plus_plus and remax
   at::Tensor values{};                    // [sequences, response]: gae
   at::Tensor reward_baselines{};          // [sequences]: remax
+  // Read by gigpo and grpo_turns: token ids, and which of them are the model's, learned or not.
+  std::vector<std::vector<std::int64_t>> prompts{};  // of sequences
+  at::Tensor responses{};                            // [sequences, response], int64
+  at::Tensor turn_mask{};                            // [sequences, response]
 };
 
 struct Advantages {

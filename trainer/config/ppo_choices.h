@@ -26,6 +26,14 @@ enum class AdvantageEstimator : std::uint8_t {
   // The best sample gets (R - second best R) / (std + eps), the others 0 (C. Walder and
   // D. Karkhanis, arXiv:2505.15201).
   kGrpoPassk,
+  // Group-in-group (L. Feng et al., arXiv:2505.10978, equations 3 to 8): R against the group's,
+  // plus step_advantage_w x a turn's discounted rewards to go against those of the group's turns
+  // that have seen the same since the turn before them (their anchor). Both less the mean, and
+  // divided by std + eps in mean_std_norm; a turn that is alone at its anchor has 0.
+  kGigpo,
+  // GRPO with rewards of turns (process supervision, Z. Shao et al., arXiv:2402.03300, 4.1.3): the
+  // sum, over this turn and later ones, of (reward - mean) / (std + eps) over all turns of a group.
+  kGrpoTurns,
 };
 template <>
 inline constexpr auto kChoices<AdvantageEstimator> = std::to_array<Named<AdvantageEstimator>>(
@@ -37,7 +45,20 @@ inline constexpr auto kChoices<AdvantageEstimator> = std::to_array<Named<Advanta
      {"remax", AdvantageEstimator::kRemax},
      {"opo", AdvantageEstimator::kOpo},
      {"gpg", AdvantageEstimator::kGpg},
-     {"grpo_passk", AdvantageEstimator::kGrpoPassk}});
+     {"grpo_passk", AdvantageEstimator::kGrpoPassk},
+     {"gigpo", AdvantageEstimator::kGigpo},
+     {"grpo_turns", AdvantageEstimator::kGrpoTurns}});
+
+// Whether the advantages of an answer's turns differ by what was said between them.
+constexpr bool looks_at_turns(AdvantageEstimator estimator) {
+  return estimator == AdvantageEstimator::kGigpo || estimator == AdvantageEstimator::kGrpoTurns;
+}
+
+// How gigpo normalises both of its advantages (verl-agent's names).
+enum class GigpoMode : std::uint8_t { kMeanNorm, kMeanStdNorm };
+template <>
+inline constexpr auto kChoices<GigpoMode> = std::to_array<Named<GigpoMode>>(
+    {{"mean_norm", GigpoMode::kMeanNorm}, {"mean_std_norm", GigpoMode::kMeanStdNorm}});
 
 // A is the advantage, d = log_prob - old_log_prob, r = exp(d), sg stops the gradient.
 enum class LossMode : std::uint8_t {

@@ -229,12 +229,19 @@ struct RolloutCorrectionSection {  // algorithm.rollout_correction
   bool operator==(const RolloutCorrectionSection&) const = default;
 };
 
+struct GigpoSection {  // algorithm.gigpo
+  double step_advantage_w = 1;
+  GigpoMode mode = GigpoMode::kMeanNorm;
+  bool operator==(const GigpoSection&) const = default;
+};
+
 struct AlgorithmConfig {  // algorithm
   AdvantageEstimator adv_estimator = AdvantageEstimator::kGae;
   double gamma = 1;
   double lam = 1;
   // false: without division by std, which is Dr. GRPO (Z. Liu et al., arXiv:2503.20783).
   bool norm_adv_by_std_in_grpo = true;
+  GigpoSection gigpo{};
   bool use_kl_in_reward = false;
   KlPenalty kl_penalty{.estimator = KlEstimator::kKl};
   KlCtrlConfig kl_ctrl{};
@@ -242,6 +249,8 @@ struct AlgorithmConfig {  // algorithm
   FilterGroupsConfig filter_groups{};
   bool operator==(const AlgorithmConfig&) const = default;
 };
+
+void list(ConfigTable& table, AlgorithmConfig& c);
 
 struct PpoTrainerConfig {  // trainer, and what all runs have
   TrainerConfig run{};

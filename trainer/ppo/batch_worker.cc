@@ -112,6 +112,7 @@ RolloutBatch BatchWorker::compute_advantages(const RolloutBatch& batch,
   asked.uid = batch.uid;
   asked.turn_scores = batch.turn_scores;
   const auto& algorithm = config_.algorithm;
+  if (looks_at_turns(algorithm.adv_estimator)) batch.give(asked, &RolloutBatch::tokens);
   if (algorithm.use_kl_in_reward) batch.give(asked, &RolloutBatch::ref_log_prob);
   if (algorithm.use_kl_in_reward || !algorithm.rollout_correction.bypass_mode)
     batch.give(asked, &RolloutBatch::old_log_probs);

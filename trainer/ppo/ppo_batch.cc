@@ -5,6 +5,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <utility>
 
@@ -112,6 +113,18 @@ std::vector<double> worth(const RolloutBatch& batch, const std::string& metric) 
   return values;
 }
 
+// Adds the inputs of estimators that look at turns.
+void add_turns(AdvantageInputs& inputs, const RolloutBatch& batch, const at::Tensor& turn_mask) {
+  std::vector<std::int64_t> tokens;
+  for (std::int64_t row = 0; row < batch.size(); ++row) {
+    const auto prompt = batch.prompt(row);
+    inputs.prompts.emplace_back(prompt.begin(), prompt.end());
+    std::ranges::copy(batch.response(row), std::back_inserter(tokens));
+  }
+  inputs.responses = batch.padded(at::tensor(tokens, at::kLong));
+  inputs.turn_mask = turn_mask;
+}
+
 }  // namespace
 
 RolloutBatch varied_groups(const RolloutBatch& batch, const std::string& metric) {
@@ -143,6 +156,7 @@ void add_advantages(RolloutBatch& batch,
     return column.defined() ? batch.padded(column) : at::Tensor();
   };
   auto mask = matrix(batch.response_mask);
+  const auto turn_mask = mask;  // whatever a correction rejects
   auto rewards = matrix(batch.token_level_scores);
   if (algorithm.use_kl_in_reward) {
     auto penalized = apply_kl_penalty(rewards, matrix(batch.old_log_probs),
@@ -163,12 +177,13 @@ void add_advantages(RolloutBatch& batch,
       batch.rollout_is_weights = batch.ragged(correction.rollout_is_weights);
   }
   const auto index = group_index(batch);
-  const auto result = compute_advantage({.token_level_rewards = rewards,
-                                         .response_mask = mask,
-                                         .index = index,
-                                         .values = matrix(batch.values),
-                                         .reward_baselines = batch.reward_baselines},
-                                        algorithm);
+  AdvantageInputs inputs{.token_level_rewards = rewards,
+                         .response_mask = mask,
+                         .index = index,
+                         .values = matrix(batch.values),
+                         .reward_baselines = batch.reward_baselines};
+  if (looks_at_turns(algorithm.adv_estimator)) add_turns(inputs, batch, turn_mask);
+  const auto result = compute_advantage(inputs, algorithm);
   batch.advantages = batch.ragged(result.advantages);
   batch.returns = batch.ragged(result.returns);
 }

@@ -210,7 +210,7 @@ for line in sys.stdin:
 """
 
 
-@pytest.mark.parametrize("estimator", ["grpo", "gae"])
+@pytest.mark.parametrize("estimator", ["grpo", "gae", "gigpo", "grpo_turns"])
 def test_an_environment_rewards_each_turn(estimator, world, work):
     (work / "environment.py").write_text(ENVIRONMENT)
     more = {f"{ROLLOUT}.agent.default_agent_loop": "env_agent", f"{ROLLOUT}.agent.env_command": f"{sys.executable} {work / 'environment.py'}",
@@ -226,6 +226,19 @@ def test_an_environment_rewards_each_turn(estimator, world, work):
         sessions = [json.loads(line) for line in (work / f"run/sessions/{step}.jsonl").read_text().splitlines()]
         earned = [sum(exchange["answer"].get("reward", 0) for exchange in session["exchanges"]) for session in sessions]
         assert sorted(earned) == sorted(sample["score"] for sample in samples(work / "run", step)) and max(earned) > 0
+
+
+@pytest.mark.parametrize("estimator", ["gigpo", "grpo_turns"])
+def test_advantages_of_turns_are_the_same_on_two_ranks(estimator, world, work):
+    (work / "environment.py").write_text(ENVIRONMENT)
+    more = {f"{ROLLOUT}.agent.default_agent_loop": "env_agent", f"{ROLLOUT}.agent.env_command": f"{sys.executable} {work / 'environment.py'}",
+            "algorithm.adv_estimator": estimator, "reward_model.command": None, "data.max_prompt_length": 64, "data.max_response_length": 48,
+            f"{ACTOR}.ppo_max_token_len_per_gpu": 256, "trainer.total_training_steps": 1}
+    one, two = train(world, work / "one", **more)[1], train(world, work / "two", 2, **more)[1]
+    assert samples(work / "one", 1) == samples(work / "two", 1)
+    for name in ("critic/advantages/mean", "critic/advantages/max", "critic/advantages/min"):
+        assert one[name] == two[name]
+    assert one["critic/advantages/max"] > 0 > one["critic/advantages/min"]
 
 
 def test_each_record_chooses_its_loop(world, work):
@@ -249,7 +262,7 @@ def test_each_record_chooses_its_loop(world, work):
     assert any(sample["num_turns"] > 2 for sample in mixed)
 
 
-@pytest.mark.parametrize("name, said", [("env_agent", "agent_name: a record asks for env_agent, which needs agent.env_command"),
+@pytest.mark.parametrize("name, said", [("env_agent", "agent_name: a record asks for env_agent, which needs agent.env_command or env_url"),
                                         ("search_agent", "agent_name: search_agent is none of single_turn_agent, tool_agent, env_agent, program_agent")])
 def test_a_loop_that_the_run_has_not_ends_it(name, said, world, work):
     rows = [json.loads(line) for line in (world / "train.jsonl").read_text().splitlines()]
@@ -281,3 +294,16 @@ def test_the_example_runs_as_it_is(work):
     assert 0 <= metrics(work / "grpo")[0]["val-core/guessing/reward/mean@1"] <= 1
     step = metrics(work / "grpo")[1]
     assert step["num_turns/max"] <= 14 and step["rollout_corr/kl"] == step["training/rollout_probs_diff_max"] == 0
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "gigpo", "grpo_turns"])
+def test_the_example_is_played_again_with_each_estimator(estimator, work):
+    example = ROOT / "docs/examples/guessing"
+    subprocess.run([sys.executable, example / "make_games.py", work / "games"], check=True)
+    more = ["--config", example / "grpo.toml", "data.train_batch_size=4", f"{ACTOR}.ppo_mini_batch_size=4", "actor_rollout_ref.model.path=games/model",
+            "trainer.total_training_steps=2", "trainer.test_freq=-1", "trainer.val_before_train=false", f"algorithm.adv_estimator={estimator}", "--quiet"]
+    run_ok("train", "grpo", *more, f"{ROLLOUT}.agent.env_command={sys.executable} {example / 'environment.py'}", cwd=work)
+    run_ok("train", "grpo", *more, f"{ROLLOUT}.agent.env_command=exit 1", f"{ROLLOUT}.agent.replay_dir=grpo/sessions", "trainer.default_local_dir=again", cwd=work)
+    assert metrics(work / "again") == metrics(work / "grpo")
+    for folder in ("sessions", "rollouts"):
+        assert tree(work / "again" / folder) == tree(work / "grpo" / folder)

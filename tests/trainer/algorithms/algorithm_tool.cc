@@ -79,12 +79,18 @@ json advantage(const json& q) {
   set(config, "gamma", options.gamma);
   set(config, "lam", options.lam);
   set(config, "norm_adv_by_std_in_grpo", options.norm_adv_by_std_in_grpo);
-  const auto result = compute_advantage({.token_level_rewards = tensor(q, "token_level_rewards"),
-                                         .response_mask = mask(q),
-                                         .index = index,
-                                         .values = tensor(q, "values"),
-                                         .reward_baselines = tensor(q, "reward_baselines")},
-                                        options);
+  set(config, "step_advantage_w", options.gigpo.step_advantage_w);
+  if (config.contains("mode")) options.gigpo.mode = choice<GigpoMode>(config["mode"]);
+  const auto result =
+      compute_advantage({.token_level_rewards = tensor(q, "token_level_rewards"),
+                         .response_mask = mask(q),
+                         .index = index,
+                         .values = tensor(q, "values"),
+                         .reward_baselines = tensor(q, "reward_baselines"),
+                         .prompts = q.value("prompts", std::vector<std::vector<std::int64_t>>()),
+                         .responses = tensor(q, "responses", at::kLong),
+                         .turn_mask = tensor(q, "turn_mask", at::kLong)},
+                        options);
   return {{"advantages", to_json(result.advantages)}, {"returns", to_json(result.returns)}};
 }
 

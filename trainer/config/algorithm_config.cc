@@ -1,0 +1,63 @@
+// The keys of the section `algorithm`.
+#include "trainer/config/config_table.h"
+#include "trainer/config/ppo_config.h"
+
+namespace ferry::trainer {
+
+void list(ConfigTable& table, AlgorithmConfig& c) {
+  table.section("algorithm", "The advantages");
+  table.add("adv_estimator", c.adv_estimator,
+            "estimator of advantages; ferry train grpo starts from grpo");
+  table.add("gamma", c.gamma,
+            "discount from one token to the next; for gigpo: from one turn to the next",
+            from_to(0, 1));
+  table.add("lam", c.lam, "for gae: lambda", from_to(0, 1));
+  table.add("norm_adv_by_std_in_grpo", c.norm_adv_by_std_in_grpo,
+            "for grpo, grpo_turns: divide advantages by the group's deviation; false: Dr. GRPO");
+  table.add("use_kl_in_reward", c.use_kl_in_reward,
+            "subtract the divergence from the reference from rewards");
+  table.add("kl_penalty", c.kl_penalty, "estimator of that divergence");
+  table.section("algorithm.gigpo", "For gigpo: what turns add to the advantages of answers");
+  table.add("step_advantage_w", c.gigpo.step_advantage_w, "weight of the advantages of turns",
+            at_least(0));
+  table.add("mode", c.gigpo.mode,
+            "mean_norm: less the mean of the group; mean_std_norm: divided by its deviation, too");
+  auto& control = c.kl_ctrl;
+  table.section("algorithm.kl_ctrl", "The coefficient of that divergence");
+  table.add("type", control.type, "fixed: constant; adaptive: steered towards target_kl");
+  table.add("kl_coef", control.kl_coef, "coefficient, or initial coefficient", at_least(0));
+  table.add("horizon", control.horizon, "for adaptive: number of sequences over which it acts",
+            above(0));
+  table.add("target_kl", control.target_kl, "for adaptive: divergence that is aimed at", above(0));
+  auto& correction = c.rollout_correction;
+  table.section("algorithm.rollout_correction",
+                "Correction of a rollout whose probabilities are not the actor's");
+  table.add("rollout_is", correction.rollout_is, "importance weights of tokens or sequences");
+  table.add("rollout_is_threshold", correction.rollout_is_threshold,
+            "largest importance weight; or two bounds such as 0.5_5.0: weight 0 outside");
+  table.add("rollout_is_batch_normalize", correction.rollout_is_batch_normalize,
+            "scale importance weights to a mean of 1");
+  table.add("rollout_rs", correction.rollout_rs,
+            "criteria of rejection: token_k1, seq_mean_k3, ..., separated by commas");
+  table.add("rollout_rs_threshold", correction.rollout_rs_threshold,
+            "thresholds of rejection: one for all, or one for each, separated by commas");
+  table.add("bypass_mode", correction.bypass_mode,
+            "take the rollout's probabilities as old ones, without computing them again; weights "
+            "and rejection compare with the current policy in every update");
+  table.add(
+      "loss_type", correction.loss_type,
+      "for bypass_mode: the loss of policy_loss, whose ratio is the weight; or -A log p, weighed");
+  auto& filter = c.filter_groups;
+  table.section(
+      "algorithm.filter_groups",
+      "DAPO's dynamic sampling: groups whose answers all have the same reward are replaced");
+  table.add("enable", filter.enable, "replace such groups");
+  table.add(
+      "metric", filter.metric,
+      "the number that is compared: reward, seq_reward and seq_final_reward, the whole reward; "
+      "score, without the penalty for length; or another number of the reward, such as acc");
+  table.add("max_num_gen_batches", filter.max_num_gen_batches,
+            "batches generated for a step before the run stops; 0: no limit", at_least(0));
+}
+
+}  // namespace ferry::trainer
