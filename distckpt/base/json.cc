@@ -16,7 +16,8 @@
 namespace ferry::distckpt {
 namespace {
 
-constexpr std::size_t kMaxDepth = 64;
+// Journals of sessions hold answers of programs, which nest up to 100 deep.
+constexpr std::size_t kMaxDepth = 128;
 
 // The memory that the values of one text may take, as it is counted here: that of a header of some
 // 400,000 tensors.

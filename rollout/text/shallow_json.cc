@@ -1,6 +1,16 @@
 #include "rollout/text/shallow_json.h"
 
+#include "distckpt/base/error.h"
+#include "distckpt/base/json.h"
+
 namespace ferry::rollout::text {
+namespace {
+
+// nlohmann looks through an ordered object for each of its members, which takes minutes for those
+// of a long text.
+constexpr std::size_t kShortJson = std::size_t{16} << 10;
+
+}  // namespace
 
 bool nests_deeply(std::string_view json) {
   int depth = 0;
@@ -23,8 +33,14 @@ bool nests_deeply(std::string_view json) {
 
 nlohmann::ordered_json parse_shallow_json(std::string_view json) {
   using nlohmann::ordered_json;
-  if (nests_deeply(json)) return ordered_json(ordered_json::value_t::discarded);
-  return ordered_json::parse(json, nullptr, false);
+  ordered_json none(ordered_json::value_t::discarded);
+  if (nests_deeply(json)) return none;
+  if (json.size() <= kShortJson) return ordered_json::parse(json, nullptr, false);
+  try {
+    return distckpt::parse_ordered_json(json, "JSON");
+  } catch (const Error&) {
+    return none;
+  }
 }
 
 }  // namespace ferry::rollout::text

@@ -6,11 +6,33 @@
 #include <string_view>
 #include <utility>
 
+#include "distckpt/base/error.h"
+#include "distckpt/base/printable.h"
+#include "rollout/text/shallow_json.h"
 #include "trainer/rewards/child_process.h"
 
 namespace ferry::trainer {
 
 using nlohmann::json;
+
+namespace {
+
+// A program that writes without end is read for so long, then its deadlines are looked at.
+constexpr std::chrono::milliseconds kMostReading{250};
+
+}  // namespace
+
+json parse_answer(std::string_view text) {
+  constexpr std::size_t kShown = 200;
+  const auto refuse_if = [&](bool wrong, std::string_view why) {
+    require(!wrong, ErrorKind::kCorrupt, "the answer {}: {}", why,
+            printable(text.substr(0, kShown)));
+  };
+  refuse_if(rollout::text::nests_deeply(text), "is nested too deep");
+  auto answer = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  refuse_if(!answer.is_object(), "is no JSON object");
+  return answer;
+}
 
 AgentProgram::AgentProgram(AgentProgramOptions options) : options_(std::move(options)) {}
 AgentProgram::~AgentProgram() = default;
@@ -33,15 +55,15 @@ void AgentProgram::put(std::int64_t id, json question) {
   send(question);
 }
 
-std::string AgentProgram::hear(const std::string& line, std::vector<AgentAnswer>& answers) {
-  auto said = json::parse(line, nullptr, /*allow_exceptions=*/false);
-  const bool answers_one = said.is_object() && said.contains("id") &&
-                           said["id"].is_number_integer() && close(said["id"].get<std::int64_t>());
-  if (!answers_one) return "the program answered something else than it was asked";
+void AgentProgram::hear(const std::string& line, std::vector<AgentAnswer>& answers) {
+  auto said = parse_answer(line);
+  const bool answers_one = said.contains("id") && said["id"].is_number_integer() &&
+                           close(said["id"].get<std::int64_t>());
+  require(answers_one, ErrorKind::kCorrupt,
+          "the program answered something else than it was asked");
   const auto id = said["id"].get<std::int64_t>();
   said.erase("id");
   answers.push_back({id, std::move(said)});
-  return "";
 }
 
 void AgentProgram::tell(const json& notice) {
@@ -59,6 +81,15 @@ std::vector<AgentAnswer> AgentProgram::give_up(const std::string& why) {
 
 std::vector<AgentAnswer> AgentProgram::answers(std::chrono::milliseconds wait) {
   std::vector<AgentAnswer> answers;
+  try {
+    converse(wait, answers);
+  } catch (const Error& error) {
+    std::ranges::move(give_up(error.what()), std::back_inserter(answers));
+  }
+  return answers;
+}
+
+void AgentProgram::converse(std::chrono::milliseconds wait, std::vector<AgentAnswer>& answers) {
   const auto until = Clock::now() + wait;
   while (process_ && (!open_.empty() || !unsent_.empty())) {
     std::string_view unsent = unsent_;
@@ -68,28 +99,17 @@ std::vector<AgentAnswer> AgentProgram::answers(std::chrono::milliseconds wait) {
                                                    : std::chrono::milliseconds(0));
     const bool sent = unsent.size() < unsent_.size();
     unsent_.erase(0, unsent_.size() - unsent.size());
-    if (line) {
-      const auto trouble = hear(*line, answers);
-      if (trouble.empty()) continue;
-      std::ranges::move(give_up(trouble), std::back_inserter(answers));
-      return answers;
-    }
-    if (process_->ended()) {
-      std::ranges::move(give_up(fmt::format("the program ended ({})", *process_->ended())),
-                        std::back_inserter(answers));
-      return answers;
-    }
     const auto now = Clock::now();
-    const auto late = [&](const auto& one) { return one.second <= now; };
-    if (std::ranges::any_of(open_, late)) {
-      std::ranges::move(give_up(fmt::format("no answer within {} s",
-                                            static_cast<double>(options_.timeout.count()) / 1000)),
-                        std::back_inserter(answers));
-      return answers;
+    if (line) {
+      hear(*line, answers);
+      if (now < until + kMostReading) continue;
     }
-    if (!answers.empty() || (!sent && now >= until)) return answers;
+    if (process_->ended()) fail(ErrorKind::kIo, "the program ended ({})", *process_->ended());
+    require(std::ranges::none_of(open_, [&](const auto& one) { return one.second <= now; }),
+            ErrorKind::kIo, "no answer within {} s",
+            static_cast<double>(options_.timeout.count()) / 1000);
+    if (!answers.empty() || (!sent && now >= until) || line) return;
   }
-  return answers;
 }
 
 }  // namespace ferry::trainer

@@ -9,6 +9,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace ferry::trainer {
@@ -19,6 +20,7 @@ enum class AgentProtocol : std::uint8_t {
   kLines,    // of questions and answers, as below
   kMcp,      // mcp_server.h
   kSession,  // session_program.h
+  kHttp,     // http_environment.h
 };
 
 struct AgentProgramOptions {
@@ -27,6 +29,10 @@ struct AgentProgramOptions {
   AgentProtocol protocol = AgentProtocol::kLines;
   bool operator==(const AgentProgramOptions&) const = default;
 };
+
+// The JSON object that is the answer of a program, which may be broken or hostile. Throws
+// Error(kCorrupt) for anything else.
+nlohmann::json parse_answer(std::string_view text);
 
 struct AgentAnswer {
   std::int64_t id = 0;
@@ -42,9 +48,9 @@ class AgentProgram {
   AgentProgram& operator=(const AgentProgram&) = delete;
 
   // `question` is an object, which gets the id.
-  void ask(std::int64_t id, nlohmann::json question);
+  virtual void ask(std::int64_t id, nlohmann::json question);
   // Something that is not answered. Not said to a program that does not run.
-  void tell(const nlohmann::json& notice);
+  virtual void tell(const nlohmann::json& notice);
 
   // The answers that are there; waits for a first one, but no longer than that. Every question is
   // answered: if one takes too long, or the program ends or says something else, all that are
@@ -52,12 +58,13 @@ class AgentProgram {
   virtual std::vector<AgentAnswer> answers(std::chrono::milliseconds wait);
 
  protected:
+  std::size_t unsent_bytes() const { return unsent_.size(); }
   // The process has just been started.
   virtual void begin() {}
   virtual void put(std::int64_t id, nlohmann::json question);
-  // Takes a line: an answer, if it is one to a question that is open. Returns why the program is
-  // given up, or nothing.
-  virtual std::string hear(const std::string& line, std::vector<AgentAnswer>& answers);
+  // Takes a line: an answer, if it is one to a question that is open. Throws Error to give the
+  // program up.
+  virtual void hear(const std::string& line, std::vector<AgentAnswer>& answers);
 
   void send(const nlohmann::json& line);
   bool has_open() const { return !open_.empty(); }
@@ -67,6 +74,7 @@ class AgentProgram {
  private:
   using Clock = std::chrono::steady_clock;
 
+  void converse(std::chrono::milliseconds wait, std::vector<AgentAnswer>& answers);
   std::vector<AgentAnswer> give_up(const std::string& why);
 
   AgentProgramOptions options_;

@@ -12,6 +12,7 @@
 #include "distckpt/base/error.h"
 #include "models/distributed/messages.h"
 #include "trainer/agents/env_agent_loop.h"
+#include "trainer/agents/http_environment.h"
 #include "trainer/agents/mcp_server.h"
 #include "trainer/agents/program_agent_loop.h"
 #include "trainer/agents/session_program.h"
@@ -26,6 +27,7 @@ namespace {
 
 std::unique_ptr<AgentProgram> make_program(const AgentProgramOptions& options) {
   if (options.protocol == AgentProtocol::kMcp) return std::make_unique<McpServer>(options);
+  if (options.protocol == AgentProtocol::kHttp) return std::make_unique<HttpEnvironment>(options);
   if (options.protocol == AgentProtocol::kSession) return std::make_unique<SessionProgram>(options);
   return std::make_unique<AgentProgram>(options);
 }

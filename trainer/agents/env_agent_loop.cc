@@ -28,7 +28,10 @@ std::optional<std::string> observation_of(const json& answer) {
 }  // namespace
 
 std::vector<AgentProgramOptions> EnvAgentLoop::programs() const {
-  return {{.command = config_.env_command, .timeout = std::chrono::seconds(config_.env_timeout)}};
+  const bool is_remote = !config_.env_url.empty();
+  return {{.command = is_remote ? config_.env_url : config_.env_command,
+           .timeout = std::chrono::seconds(config_.env_timeout),
+           .protocol = is_remote ? AgentProtocol::kHttp : AgentProtocol::kLines}};
 }
 
 std::vector<AgentQuestion> EnvAgentLoop::begin(const Session& session) const {
@@ -56,8 +59,7 @@ AgentReply EnvAgentLoop::answered(Session& session, std::span<const json> answer
   const auto reward = answer.value("reward", json(0)), done = answer.value("done", json(false));
   refuse_answer(!reward.is_number(), answer, "a reward is a number");
   refuse_answer(!done.is_boolean(), answer, "done is true or false");
-  if (reward != 0)
-    session.turn_scores.emplace_back(session.response.size() - 1, reward.get<double>());
+  if (reward != 0) session.earn(session.response.size() - 1, reward.get<double>());
   const auto info = answer.find("info");
   if (info != answer.end() && info->is_object()) session.extra_info.update(*info);
   if (done.get<bool>()) return {};

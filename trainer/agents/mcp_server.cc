@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "distckpt/base/error.h"
+#include "rollout/text/shallow_json.h"
 
 namespace ferry::trainer {
 
@@ -22,6 +23,9 @@ constexpr const char* kInitialize = "initialize";  // also the id of that reques
 constexpr std::array<std::string_view, 4> kRevisions{"2025-11-25", "2025-06-18", "2025-03-26",
                                                      "2024-11-05"};
 constexpr int kMethodNotFound = -32601;
+constexpr std::size_t kMostTools = 10000;
+constexpr std::size_t kMostPages = 1000;
+constexpr std::size_t kMostUnsent = 1'000'000;  // bytes that wait while the server asks for more
 
 std::string said_text(const ordered_json& value) {
   return value.dump(-1, ' ', false, json::error_handler_t::replace);
@@ -32,6 +36,12 @@ std::string text_member(const ordered_json& object, const char* name) {
   if (!object.is_object()) return "";
   const auto found = object.find(name);
   return found != object.end() && found->is_string() ? found->get<std::string>() : "";
+}
+
+// A member that is a list, or an empty one.
+ordered_json list_member(const ordered_json& object, const char* name) {
+  const auto found = object.find(name);
+  return found != object.end() && found->is_array() ? *found : ordered_json::array();
 }
 
 // A block of content as text.
@@ -50,7 +60,7 @@ json answer_of_call(const ordered_json& said) {
   }
   const auto& result = said.at("result");
   std::string text;
-  const auto blocks = result.value("content", ordered_json::array());
+  const auto blocks = list_member(result, "content");
   for (std::size_t i = 0; i < blocks.size(); ++i)
     text += (i > 0 ? "\n" : "") + text_of_block(blocks[i]);
   if (blocks.empty() && result.contains("structuredContent"))
@@ -91,12 +101,12 @@ void McpServer::put(std::int64_t id, json question) {
   }
 }
 
-std::string McpServer::initialized(const ordered_json& said) {
+void McpServer::initialized(const ordered_json& said) {
   if (said.contains("error"))
-    return fmt::format("the server is not initialized: {}", said_text(said["error"]));
+    fail(ErrorKind::kIo, "the server is not initialized: {}", said_text(said["error"]));
   const auto revision = text_member(said.at("result"), "protocolVersion");
-  if (std::ranges::find(kRevisions, revision) == kRevisions.end())
-    return fmt::format("the server speaks {} of the Model Context Protocol", revision);
+  require(std::ranges::find(kRevisions, revision) != kRevisions.end(), ErrorKind::kIo,
+          "the server speaks {} of the Model Context Protocol", revision);
   send({{"jsonrpc", "2.0"}, {"method", "notifications/initialized"}});
   ready_ = true;
   for (auto& question : std::exchange(waiting_, {})) {
@@ -104,44 +114,47 @@ std::string McpServer::initialized(const ordered_json& said) {
     question.erase("id");
     put(id, std::move(question));
   }
-  return "";
 }
 
-std::string McpServer::hear(const std::string& line, std::vector<AgentAnswer>& answers) {
-  const auto said = ordered_json::parse(line, nullptr, /*allow_exceptions=*/false);
+void McpServer::hear(const std::string& line, std::vector<AgentAnswer>& answers) {
+  require(!rollout::text::nests_deeply(line), ErrorKind::kCorrupt,
+          "the server wrote a line that is nested too deep");
+  const auto said = rollout::text::parse_shallow_json(line);
   // Servers that print something else into their messages are known: other clients skip it, too.
-  if (!said.is_object()) return "";
+  if (!said.is_object()) return;
   const auto id = said.find("id");
   if (said.contains("method")) {
-    if (id == said.end()) return "";  // a notification
+    if (id == said.end()) return;  // a notification
+    require(unsent_bytes() <= kMostUnsent, ErrorKind::kIo,
+            "the server asks and asks, and does not read the answers");
     json reply{{"jsonrpc", "2.0"}, {"id", *id}};
     if (said["method"] == "ping")
       reply["result"] = json::object();
     else
       reply["error"] = {{"code", kMethodNotFound}, {"message", "Method not found"}};
     send(reply);
-    return "";
+    return;
   }
   const bool answers_one =
       id != said.end() &&
       (said.contains("error") || (said.contains("result") && said["result"].is_object()));
-  if (answers_one && *id == kInitialize) return initialized(said);
-  if (!answers_one || !id->is_number_integer() || !close(id->get<std::int64_t>()))
-    return "the server answered something else than it was asked";
+  if (answers_one && !ready_ && *id == kInitialize) return initialized(said);
+  require(answers_one && id->is_number_integer() && close(id->get<std::int64_t>()),
+          ErrorKind::kCorrupt, "the server answered something else than it was asked");
   const auto number = id->get<std::int64_t>();
   if (number >= 0 || said.contains("error")) {
     answers.push_back({number, answer_of_call(said)});
-    return "";
+    return;
   }
   const auto& page = said["result"];
-  for (const auto& tool : page.value("tools", ordered_json::array())) listed_.push_back(tool);
+  for (const auto& tool : list_member(page, "tools")) listed_.push_back(tool);
   answers.push_back({number, {{"nextCursor", text_member(page, "nextCursor")}}});
-  return "";
 }
 
 ordered_json McpServer::list_tools(const std::string& name) {
   constexpr std::chrono::milliseconds kWait(100);
   listed_ = ordered_json::array();
+  std::size_t num_pages = 0;
   for (json params = json::object();;) {
     ask(next_page_, params);
     std::vector<AgentAnswer> page;
@@ -152,6 +165,8 @@ ordered_json McpServer::list_tools(const std::string& name) {
             answer.value("error", ""));
     const auto cursor = answer.at("nextCursor").get<std::string>();
     if (cursor.empty()) return std::move(listed_);
+    require(++num_pages < kMostPages && listed_.size() < kMostTools, ErrorKind::kCorrupt,
+            "MCP server {}: the list of its tools has no end", name);
     params = {{"cursor", cursor}};
   }
 }

@@ -29,11 +29,11 @@ class McpServer : public AgentProgram {
  protected:
   void begin() override;
   void put(std::int64_t id, nlohmann::json question) override;
-  std::string hear(const std::string& line, std::vector<AgentAnswer>& answers) override;
+  void hear(const std::string& line, std::vector<AgentAnswer>& answers) override;
 
  private:
   void request(nlohmann::json id, const std::string& method, nlohmann::json params);
-  std::string initialized(const nlohmann::ordered_json& said);
+  void initialized(const nlohmann::ordered_json& said);
 
   bool ready_ = false;                   // initialized
   std::vector<nlohmann::json> waiting_;  // until then

@@ -122,26 +122,33 @@ std::vector<AgentProgramOptions> ProgramAgentLoop::programs() const {
            .protocol = AgentProtocol::kSession}};
 }
 
-// `tokens`: of the prompt of a chat. Any name of a model is that of the policy.
-serve::GenerationRequest ProgramAgentLoop::parse(const json& asked,
-                                                 const std::vector<std::int64_t>& tokens) const {
-  auto body = body_of(asked);
+// Any name of a model is that of the policy.
+ProgramRequest ProgramAgentLoop::read(const json& asked, ordered_json body) const {
+  auto tools = tools_of(body);
   body["model"] = kModelName;
-  if (!is_chat(asked)) return serve::parse_completion(body, model_);
-  if (!body.contains("prompt_token_ids")) body["prompt_token_ids"] = tokens;
-  return serve::parse_chat_completion(body, model_);
+  if (!is_chat(asked))
+    return {.generation = serve::parse_completion(body, model_), .tools = std::move(tools)};
+  if (!body.contains("prompt_token_ids")) body["prompt_token_ids"] = {0};
+  return {.generation = serve::parse_chat_completion(body, model_), .tools = std::move(tools)};
+}
+
+// A session that comes from another rank has it only in its exchanges.
+std::shared_ptr<const ProgramRequest> ProgramAgentLoop::request(const Session& session) const {
+  if (session.request) return session.request;
+  const auto& asked = request_of(session);
+  return std::make_shared<ProgramRequest>(read(asked, body_of(asked)));
 }
 
 ordered_json ProgramAgentLoop::tools(const Session& session) const {
-  return tools_of(body_of(request_of(session)));
+  return request(session)->tools;
 }
 
 bool ProgramAgentLoop::skips_special(const Session& session) const {
-  return parse(request_of(session), session.prompt).skip_special_tokens;
+  return request(session)->generation.skip_special_tokens;
 }
 
 std::int64_t ProgramAgentLoop::max_tokens(const Session& session) const {
-  return parse(request_of(session), session.prompt).params.max_tokens;
+  return request(session)->generation.params.max_tokens;
 }
 
 std::vector<AgentQuestion> ProgramAgentLoop::begin(const Session& session) const {
@@ -158,8 +165,8 @@ AgentReply ProgramAgentLoop::begun(Session& session, std::span<const json> answe
 
 std::vector<AgentQuestion> ProgramAgentLoop::turn_is_over(Session& session,
                                                           const std::string& text) const {
-  const auto& asked = request_of(session);
-  const auto request = parse(asked, tokens_of(session, session.turn_begin));
+  auto request = this->request(session)->generation;
+  request.prompts = {tokens_of(session, session.turn_begin)};
   serve::SamplePart part{
       .text = text,
       .tokens = {session.response.begin() + static_cast<std::ptrdiff_t>(session.turn_begin),
@@ -225,8 +232,7 @@ AgentReply ProgramAgentLoop::answered(Session& session, std::span<const json> an
   require_that(session.assistant_turns > 0, "it ends, and has asked the model nothing");
   const auto reward = said.value("reward", json(0)), rewards = said.value("turn_rewards", json());
   require_that(reward.is_number(), "a reward is a number");
-  if (reward != 0)
-    session.turn_scores.emplace_back(session.response.size() - 1, reward.get<double>());
+  if (reward != 0) session.earn(session.response.size() - 1, reward.get<double>());
   if (!rewards.is_null()) {
     require_that(rewards.is_array() && std::cmp_equal(rewards.size(), session.assistant_turns) &&
                      std::ranges::all_of(rewards, &json::is_number),
@@ -236,7 +242,7 @@ AgentReply ProgramAgentLoop::answered(Session& session, std::span<const json> an
     for (std::size_t i = 0; i < session.response.size(); ++i) {
       const bool is_last = session.response_mask[i] == 1 &&
                            (i + 1 == session.response.size() || session.response_mask[i + 1] == 0);
-      if (is_last) session.turn_scores.emplace_back(i, rewards.at(turn++).get<double>());
+      if (is_last) session.earn(i, rewards.at(turn++).get<double>());
     }
   }
   const auto info = said.find("info");
@@ -248,7 +254,8 @@ AgentReply ProgramAgentLoop::answered(Session& session, std::span<const json> an
 AgentReply ProgramAgentLoop::take_request(Session& session, const json& asked) const {
   const auto body = body_of(asked);
   const bool begins = session.assistant_turns == 0;
-  const auto request = parse(asked, {0});
+  const auto read_request = std::make_shared<ProgramRequest>(read(asked, body));
+  const auto& request = read_request->generation;
   refuse_fields(request, body);
   if (!request.is_chat || body.contains("prompt_token_ids")) {
     if (request.prompts.size() != 1)
@@ -272,12 +279,14 @@ AgentReply ProgramAgentLoop::take_request(Session& session, const json& asked) c
       if (std::cmp_greater_equal(id, model_.tokenizer->vocab_size()))
         throw ApiError(400, fmt::format("prompt: {} is no token of the tokenizer", id), "prompt");
     session.messages.clear();  // the session goes on by token ids alone
+    session.request = read_request;
     return {.tokens = std::move(tokens)};
   }
   auto messages = serve::chat_messages(body);
   auto& known = session.messages;
   if (begins) {
     known = messages;
+    session.request = read_request;
     return {.num_messages = messages.size()};
   }
   if (known.empty())
@@ -286,7 +295,9 @@ AgentReply ProgramAgentLoop::take_request(Session& session, const json& asked) c
   if (!session.turn_stopped)
     throw ApiError(400, "messages: no message can follow an answer that a limit has cut off",
                    "messages");
-  if (json(tools_of(body)) != json(tools_of(body_of(first_request(session)))))
+  const auto tools =
+      session.request ? session.request->tools : tools_of(body_of(first_request(session)));
+  if (json(read_request->tools) != json(tools))
     throw ApiError(400, "tools: are others than those that the session began with", "tools");
   for (std::size_t i = 0; i < known.size(); ++i) {
     if (i >= messages.size() || !is_same(messages[i], known[i]))
@@ -306,6 +317,7 @@ AgentReply ProgramAgentLoop::take_request(Session& session, const json& asked) c
     throw ApiError(400, "messages: have nothing behind the model's answer", "messages");
   for (std::size_t i = known.size(); i < messages.size(); ++i)
     session.messages.push_back(messages[i]);
+  session.request = read_request;
   return {.num_messages = count};
 }
 

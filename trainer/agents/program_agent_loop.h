@@ -9,6 +9,7 @@
 //   {"method": "refuse", "session": ..., "message": "..."}: to a request that does not go on
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,13 @@
 #include "trainer/config/agent_sections.h"
 
 namespace ferry::trainer {
+
+// A request of the program, read once.
+struct ProgramRequest {
+  // Its prompt is a place holder, if it is a chat without prompt_token_ids.
+  serve::GenerationRequest generation{};
+  nlohmann::ordered_json tools{};  // for the chat template, or null
+};
 
 class ProgramAgentLoop : public AgentLoop {
  public:
@@ -41,8 +49,8 @@ class ProgramAgentLoop : public AgentLoop {
   bool asks_about(bool, bool) const override { return true; }
 
  private:
-  serve::GenerationRequest parse(const nlohmann::json& asked,
-                                 const std::vector<std::int64_t>& tokens) const;
+  ProgramRequest read(const nlohmann::json& asked, nlohmann::ordered_json body) const;
+  std::shared_ptr<const ProgramRequest> request(const Session& session) const;
   AgentReply take_request(Session& session, const nlohmann::json& asked) const;
 
   AgentSection config_;

@@ -2,18 +2,24 @@
 // never encoded again, what others say is appended.
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "distckpt/base/error.h"
 #include "rollout/request_output.h"
 #include "trainer/config/agent_sections.h"
 #include "trainer/data/examples.h"
 
 namespace ferry::trainer {
+
+struct ProgramRequest;  // program_agent_loop.h
 
 struct Session {
   std::uint64_t seed = 0;  // of its draws; programs know the session by it
@@ -32,12 +38,22 @@ struct Session {
   nlohmann::json extra_info = nlohmann::json::object();  // results of programs, for the reward
   nlohmann::json replay{};  // of a run that is played again: its line of the journal, or null
   nlohmann::json exchanges = nlohmann::json::array();  // questions to programs, their answers
+  // The request of program_agent that the model answers. Null: it is read from `exchanges`.
+  std::shared_ptr<const ProgramRequest> request{};
   std::size_t turn_begin = 0;  // in `response`: of the turn that the model writes, or wrote last
   bool turn_stopped = false;   // that turn ended by itself, when a program was asked about it
   int assistant_turns = 0;
   int user_turns = 0;
   bool has_begun = false;
   bool is_over = false;
+
+  // A turn has earned this, whose last token is at `place`. Throws Error(kCorrupt) for a reward
+  // beyond float32, which all are computed in.
+  void earn(std::size_t place, double reward) {
+    require(std::abs(reward) <= std::numeric_limits<float>::max(), ErrorKind::kCorrupt,
+            "session {}: a reward of {} is too large", seed, reward);
+    turn_scores.emplace_back(place, reward);
+  }
 
   // verl's count: the prompt is a turn, too.
   int num_turns() const { return assistant_turns + user_turns + 1; }

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <utility>
 
+#include "distckpt/base/error.h"
 #include "serve/api/api_error.h"
 #include "serve/api/fields.h"
 
@@ -138,21 +139,22 @@ void SessionProgram::put(std::int64_t id, json question) {
       [exchange = session.exchange, response = session.response] { exchange->respond(response); });
 }
 
-std::string SessionProgram::hear(const std::string& line, std::vector<AgentAnswer>& answers) {
-  auto said = json::parse(line, nullptr, /*allow_exceptions=*/false);
-  if (!said.is_object() || !said.contains("id"))
-    return "the program wrote a line that is no object with the id of a session's line";
+void SessionProgram::hear(const std::string& line, std::vector<AgentAnswer>& answers) {
+  auto said = parse_answer(line);
+  require(said.contains("id"), ErrorKind::kCorrupt,
+          "the program wrote a line that is no object with the id of a session's line");
   const std::lock_guard lock(mutex_);
   const auto found = std::ranges::find_if(
       sessions_, [&](const auto& one) { return said["id"] == one.second.line; });
-  if (found == sessions_.end()) return "the program ended a session that is not under way";
-  if (found->second.open < 0) return "the program ended a session while the model answers";
+  require(found != sessions_.end(), ErrorKind::kCorrupt,
+          "the program ended a session that is not under way");
+  require(found->second.open >= 0, ErrorKind::kCorrupt,
+          "the program ended a session while the model answers");
   const auto id = found->second.open;
   sessions_.erase(found);
   close(id);
   for (const char* key : {"id", "request"}) said.erase(key);
   answers.push_back({id, std::move(said)});
-  return "";
 }
 
 // The program's lines are looked for every few milliseconds, its requests wake this.

@@ -28,7 +28,7 @@ class SessionProgram : public AgentProgram {
   // Serves on a port of loopback that is free.
   void begin() override;
   void put(std::int64_t id, nlohmann::json question) override;
-  std::string hear(const std::string& line, std::vector<AgentAnswer>& answers) override;
+  void hear(const std::string& line, std::vector<AgentAnswer>& answers) override;
 
  private:
   using ExchangePtr = std::shared_ptr<serve::Exchange>;

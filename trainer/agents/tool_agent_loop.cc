@@ -84,7 +84,7 @@ AgentReply ToolAgentLoop::answered(Session& session, std::span<const json> answe
                                   config_.tool_response_truncate_side)}});
     const auto reward = answers[i].find("reward");
     if (reward != answers[i].end() && reward->is_number())
-      session.turn_scores.emplace_back(session.response.size() - 1, reward->get<double>());
+      session.earn(session.response.size() - 1, reward->get<double>());
   }
   return {.num_messages = answers.size()};
 }

@@ -7,7 +7,7 @@ namespace {
 // The key that gives a run this loop.
 std::string_view key_of(AgentLoopKind loop) {
   return loop == AgentLoopKind::kTool  ? "multi_turn.tool_config_path"
-         : loop == AgentLoopKind::kEnv ? "agent.env_command"
+         : loop == AgentLoopKind::kEnv ? "agent.env_command or env_url"
                                        : "agent.program_command";
 }
 
@@ -20,7 +20,7 @@ bool AgentSections::has(AgentLoopKind loop) const {
     case AgentLoopKind::kTool:
       return !multi_turn.tool_config_path.empty();
     case AgentLoopKind::kEnv:
-      return !agent.env_command.empty();
+      return !agent.env_command.empty() || !agent.env_url.empty();
     case AgentLoopKind::kProgram:
       return !agent.program_command.empty();
   }
@@ -45,6 +45,8 @@ void list(ConfigTable& table, const std::string& section, AgentSections& c) {
       "program_agent: a program asks the model over HTTP");
   table.add("env_command", agent.env_command,
             "for env_agent: the environment, a program with its arguments");
+  table.add("env_url", agent.env_url,
+            "instead: where an environment answers over HTTP, as http://host:port/path");
   table.add("env_timeout", agent.env_timeout, "seconds that it may take for an answer",
             at_least(1));
   table.add("program_command", agent.program_command,
@@ -85,7 +87,20 @@ ConfigRules<AgentSections> agent_rules() {
        [](const AgentSections& c) {
          return c.agent.default_agent_loop != AgentLoopKind::kEnv || c.has(AgentLoopKind::kEnv);
        },
-       "env_agent acts in the environment of env_command"},
+       "env_agent acts in the environment of env_command or env_url"},
+      {"one_environment",
+       {".agent.env_command", ".agent.env_url"},
+       [](const AgentSections& c) {
+         return c.agent.env_command.empty() || c.agent.env_url.empty();
+       },
+       "the environment is a program or behind a URL, not both"},
+      {"an_address_of_http",
+       {".agent.env_url"},
+       [](const AgentSections& c) {
+         const auto& url = c.agent.env_url;
+         return url.empty() || url.starts_with("http://") || url.starts_with("https://");
+       },
+       "an environment answers over HTTP, as http://host:port/path"},
       {"a_program_to_run",
        {".agent.default_agent_loop", ".agent.program_command"},
        [](const AgentSections& c) {

@@ -45,6 +45,7 @@ inline constexpr auto kChoices<rollout::text::ToolFormat> =
 struct AgentSection {  // actor_rollout_ref.rollout.agent
   AgentLoopKind default_agent_loop = AgentLoopKind::kSingleTurn;
   std::string env_command{};      // a program: docs/training/agents.md
+  std::string env_url{};          // of an environment that answers over HTTP
   int env_timeout = 60;           // seconds
   std::string program_command{};  // of program_agent
   int program_timeout = 600;      // seconds

@@ -17,7 +17,7 @@ namespace {
 using arrow::Array;
 using arrow::Type;
 
-constexpr int kMaxDepth = 64;  // as of JSON
+constexpr int kMaxDepth = 64;
 
 template <typename ArrayType>
 const ArrayType& as(const Array& array) {

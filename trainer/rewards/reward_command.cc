@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <utility>
 
 #include "distckpt/base/error.h"
+#include "distckpt/base/json.h"
 #include "rollout/text/unicode/unicode.h"
 #include "trainer/rewards/child_process.h"
 
@@ -38,7 +40,8 @@ RewardScore score_of(const json& answer, const std::string& line) {
     return value.is_boolean() ? (value.get<bool>() ? 1.0 : 0.0) : value.get<double>();
   };
   RewardScore result{.score = number(answer["score"])};
-  refuse(!std::isfinite(result.score), line, "the score is not finite");
+  refuse(!(std::abs(result.score) <= std::numeric_limits<float>::max()), line,
+         "the score is beyond float32");
   for (const auto& [name, value] : answer.items()) {
     if (name == "id" || name == "score") continue;
     if (value.is_number() || value.is_boolean())
@@ -127,7 +130,11 @@ std::string RewardCommand::converse(std::chrono::milliseconds wait,
     if (Clock::now() - heard_ < limit) return "";
     return fmt::format("said nothing for {} s", static_cast<double>(limit.count()) / 1000);
   }
-  const auto answer = json::parse(*line, nullptr, /*allow_exceptions=*/false);
+  json answer;
+  try {
+    answer = distckpt::parse_json(*line, "its answer");
+  } catch (const Error&) {  // refused, as null is
+  }
   refuse(!answer.is_object(), *line, "no JSON object");
   refuse(!answer.contains("id") || !answer["id"].is_number_integer(), *line, "no id");
   const auto asked = unanswered_.find(answer["id"].get<std::int64_t>());

@@ -24,6 +24,7 @@ constexpr std::int64_t kMaxErrorBody = std::int64_t{64} << 10;
 constexpr int kMaxRedirects = 5;
 constexpr long kUnknownRetries = 3;
 constexpr long kSlowBytesPerSecond = 256;
+constexpr std::chrono::milliseconds kFresh{500};  // servers keep idle connections for longer
 
 long setting(const char* name, long otherwise) {
   const auto text = environment(name);
@@ -39,28 +40,34 @@ long setting(const char* name, long otherwise) {
 // Handles keep their connections open: they are used again, the last one first.
 class HandlePool {
  public:
-  CURL* take() {
+  using Clock = std::chrono::steady_clock;
+  struct Free {
+    CURL* handle = nullptr;
+    Clock::time_point since = Clock::now();
+  };
+
+  Free take() {
     {
       const std::lock_guard lock(mutex_);
       if (!free_.empty()) {
-        CURL* handle = free_.back();
+        const auto last = free_.back();
         free_.pop_back();
-        return handle;
+        return last;
       }
     }
     CURL* handle = curl_library().easy_init();
     require(handle != nullptr, ErrorKind::kIo, "libcurl: out of memory");
-    return handle;
+    return {.handle = handle};
   }
   void give(CURL* handle) {
     curl_library().easy_reset(handle);
     const std::lock_guard lock(mutex_);
-    free_.push_back(handle);
+    free_.push_back({.handle = handle});
   }
 
  private:
   std::mutex mutex_;
-  std::vector<CURL*> free_;
+  std::vector<Free> free_;
 };
 
 // Connections belong to the process, and end with it.
@@ -182,8 +189,13 @@ struct Transfer {
   }
   // Called where a connection that was open turns out to be dead.
   static int on_seek(void* self, curl_off_t offset, int) {
-    static_cast<Transfer*>(self)->sent = static_cast<std::size_t>(offset);
+    auto& transfer = *static_cast<Transfer*>(self);
+    if (transfer.request->once) return CURL_SEEKFUNC_FAIL;
+    transfer.sent = static_cast<std::size_t>(offset);
     return CURL_SEEKFUNC_OK;
+  }
+  static int on_progress(void* self, curl_off_t, curl_off_t, curl_off_t, curl_off_t) {
+    return static_cast<Transfer*>(self)->request->stop.stop_requested() ? 1 : 0;
   }
 };
 
@@ -223,8 +235,17 @@ void set_up(CURL* handle, Transfer& transfer, const HeaderList& headers, char* m
   option(CURLOPT_FOLLOWLOCATION, 0L);
   option(CURLOPT_ERRORBUFFER, message);
   option(CURLOPT_CONNECTTIMEOUT, 10L);
-  option(CURLOPT_LOW_SPEED_LIMIT, kSlowBytesPerSecond);
-  option(CURLOPT_LOW_SPEED_TIME, setting("FERRY_HTTP_TIMEOUT", 30));
+  if (request.timeout.count() > 0) {
+    option(CURLOPT_TIMEOUT_MS, static_cast<long>(request.timeout.count()));
+  } else {
+    option(CURLOPT_LOW_SPEED_LIMIT, kSlowBytesPerSecond);
+    option(CURLOPT_LOW_SPEED_TIME, setting("FERRY_HTTP_TIMEOUT", 30));
+  }
+  if (request.stop.stop_possible()) {
+    option(CURLOPT_NOPROGRESS, 0L);
+    option(CURLOPT_XFERINFOFUNCTION, &Transfer::on_progress);
+    option(CURLOPT_XFERINFODATA, &transfer);
+  }
   option(CURLOPT_BUFFERSIZE, 512L << 10);
   option(CURLOPT_UPLOAD_BUFFERSIZE, 1L << 20);
   option(CURLOPT_HEADERFUNCTION, &Transfer::on_header);
@@ -284,7 +305,8 @@ ReachedServers& reached_servers() {
 }
 
 HttpAttempt exchange(const HttpRequest& request) {
-  std::unique_ptr<CURL, GiveBack> handle(pool().take());
+  const auto free = pool().take();
+  std::unique_ptr<CURL, GiveBack> handle(free.handle);
   Transfer transfer{.request = &request};
   transfer.response.url = request.url;
   HeaderList headers;
@@ -295,6 +317,8 @@ HttpAttempt exchange(const HttpRequest& request) {
   if (!request.body.empty()) append(headers, "Expect:");
   std::array<char, CURL_ERROR_SIZE> message{};
   set_up(handle.get(), transfer, headers, message.data());
+  if (request.once && HandlePool::Clock::now() - free.since > kFresh)
+    set(handle.get(), CURLOPT_FRESH_CONNECT, 1L, "an option");
   const auto code = curl_library().easy_perform(handle.get());
   // A handle whose transfer broke off is not used again: where a name was not found, libcurl 7.88
   // refuses to set options of it.
@@ -303,8 +327,12 @@ HttpAttempt exchange(const HttpRequest& request) {
   if (code == CURLE_OK) transfer.accept();  // of an answer without a body
   HttpAttempt attempt{.response = std::move(transfer.response), .received = transfer.received};
   if (code != CURLE_OK) {
+    const bool broke_off =
+        request.once && (code == CURLE_GOT_NOTHING || code == CURLE_SEND_FAIL_REWIND);
     attempt.failure =
-        printable(message[0] != '\0' ? message.data() : curl_library().easy_strerror(code));
+        broke_off
+            ? "the connection broke off before an answer"
+            : printable(message[0] != '\0' ? message.data() : curl_library().easy_strerror(code));
     attempt.again = !is_final(code);
     attempt.unknown = is_unreached(code) && !reached_servers().contains(origin_of(request.url));
   } else {

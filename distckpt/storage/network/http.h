@@ -13,6 +13,7 @@
 #include <map>
 #include <optional>
 #include <span>
+#include <stop_token>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -46,6 +47,12 @@ struct HttpRequest {
   std::optional<AwsKeys> aws{};
   std::span<const std::byte> body{};
   std::int64_t max_body = std::int64_t{1} << 20;  // bytes of an answer
+  // For the whole of it, instead of FERRY_HTTP_TIMEOUT; 0: none.
+  std::chrono::milliseconds timeout{0};
+  // The server must not be asked twice: a connection that breaks off is an error, and none is used
+  // that has lain idle for a while, which the server may just close.
+  bool once = false;
+  std::stop_token stop{};  // ends it within a second
 
   // The body of a good answer goes here instead. One that is longer is an error.
   std::span<std::byte> into{};

@@ -60,7 +60,7 @@ TEST(Json, NamesTheByteThatIsWrong) {
 
 TEST(Json, RefusesDeepNestingWithoutRecursion) {
   const std::string deep(1'000'000, '[');
-  EXPECT_TRUE(fails(ErrorKind::kCorrupt, {"64 levels"}, [&] { parse_json(deep, "config.json"); }));
+  EXPECT_TRUE(fails(ErrorKind::kCorrupt, {"128 levels"}, [&] { parse_json(deep, "config.json"); }));
 }
 
 // A value is built in the time of its length; with a look through its parent at the end of every

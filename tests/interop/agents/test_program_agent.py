@@ -151,3 +151,48 @@ def test_a_program_that_fails_ends_the_run(program, said, world, work):
     more = with_program(world) | {f"{ROLLOUT}.agent.program_command": program, "data.train_batch_size": 4}
     (status, told), = finish(start_training(1, "grpo", settings(world, work / "run", **more)), timeout=120)
     assert status == 2 and said in told
+
+
+HOSTILE = """import http.client, json, random, sys, threading, urllib.parse
+VALUES = [None, True, -1, 0, 2**31, 2**63, 10**400, 0.5, 1e308, "", chr(0), "x" * 5000, "[", "(a{1,1000}){1,1000}", [], {}, [[]], [None], [-1], [10**9],
+          {"a": {"b": []}}, {"type": "object"}, {"regex": "["}, {"type": "json_schema", "json_schema": {"name": "s", "schema": {"$ref": "#/x"}}},
+          [{"role": "user", "content": "hi"}], [{"role": "x", "content": 1}], [{"role": "assistant", "content": None, "tool_calls": 7}], [{"type": "function"}]]
+NAMES = ["messages", "tools", "tool_choice", "max_tokens", "n", "stop", "seed", "stream", "logprobs", "top_logprobs", "prompt", "prompt_token_ids",
+         "response_format", "structured_outputs", "chat_template_kwargs", "documents", "min_tokens", "logit_bias", "stream_options", "model"]
+lock = threading.Lock()
+
+def play(task):
+    chance, url, statuses = random.Random(task["session"]), urllib.parse.urlparse(task["base_url"]), []
+    connection = http.client.HTTPConnection(url.hostname, url.port)
+    def ask(path, body):
+        connection.request("POST", url.path + path, body, {"Authorization": "Bearer " + task["api_key"]})
+        answer = connection.getresponse()
+        said = answer.read()
+        assert answer.status == 200 or "message" in json.loads(said)["error"], said
+        statuses.append(answer.status)
+        return answer.status == 200
+    for i in range(80):
+        body = {"messages": task["prompt"], "max_tokens": 4}
+        for _ in range(chance.choice([1, 2])): body[chance.choice(NAMES)] = chance.choice(VALUES)
+        body = json.dumps(body).encode()
+        if i % 4 == 0: body = body[:chance.randrange(len(body))] + chance.choice([b"", b"[" * 3000, bytes([0]), bytes([255]), b"1e999"])
+        if i < 40 and chance.random() < .9: body = body.replace(b'"max_tokens"', b'"n": 2, "max_tokens"')  # no turn yet
+        if ask(chance.choice(["/chat/completions", "/completions"]), body): break
+    else:
+        ask("/chat/completions", json.dumps({"messages": task["prompt"], "max_tokens": 4}))
+    with lock: print(json.dumps({"id": task["id"], "reward": len(statuses) / 64, "info": {"refused": statuses.count(400)}}), flush=True)
+    assert set(statuses) <= {200, 400, 404} and statuses[-1] == 200, statuses
+
+for line in sys.stdin:
+    threading.Thread(target=play, args=[json.loads(line)]).start()
+"""
+
+
+def test_hostile_requests_are_refused_one_by_one(world, work):
+    more = with_program(world, "hostile", HOSTILE)
+    steps = train(world, work / "run", **more)
+    refused = [session["exchanges"][-1]["answer"]["info"]["refused"] for step in steps for session in sessions(work / "run", step)]
+    assert sum(refused) > 100
+    again = {f"{ROLLOUT}.agent.program_command": "exit 1", f"{ROLLOUT}.agent.replay_dir": str(work / "run/sessions")}
+    assert train(world, work / "again", **more | again) == steps
+    assert tree(work / "again/sessions") == tree(work / "run/sessions")

@@ -1,9 +1,17 @@
 #include "trainer/agents/agent_program.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <chrono>
+#include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <iterator>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 namespace ferry::trainer {
@@ -62,6 +70,59 @@ TEST(AgentProgram, GivesUpOnOneThatTalksOfSomethingElse) {
   AgentProgram program({.command = answers(R"(echo "{\"id\": 12345}")")});
   program.ask(1, json::object());
   EXPECT_TRUE(all(program, 1).at(0).answer.contains("error"));
+}
+
+// The descriptors of this process.
+std::ptrdiff_t descriptors() {
+  using std::filesystem::directory_iterator;
+  return std::distance(directory_iterator("/proc/self/fd"), directory_iterator());
+}
+
+// A hostile program gets an error with these words, and so does the next one, which is started
+// anew.
+void names(const std::string& command, const std::string& words) {
+  AgentProgram program({.command = command, .timeout = milliseconds(500)});
+  for (const std::int64_t id : {1, 2}) {
+    program.ask(id, {{"text", std::string(1 << 20, 'x')}});
+    const auto found = all(program, 1);
+    ASSERT_EQ(found.size(), 1U) << command;
+    EXPECT_EQ(found[0].id, id);
+    EXPECT_NE(found[0].answer.at("error").get<std::string>().find(words), std::string::npos)
+        << command << ": " << found[0].answer;
+  }
+}
+
+TEST(AgentProgram, NamesTheFaultsOfAHostileOne) {
+  const std::vector<std::pair<std::string, std::string>> faults{
+      {"exec tr '\\0' x < /dev/zero", "a line of more than 16777216 bytes"},
+      {"exec yes hello", "the answer is no JSON object: hello"},
+      {"exec yes '{\"id\": 77}'", "something else than it was asked"},
+      {R"(printf '{"id": 1, "content": "\377"}\n'; exec sleep 600)", "is no JSON object"},
+      {R"(printf '{"id": 1, "content": "\000"}\n'; exec sleep 600)", "is no JSON object"},
+      {R"(echo '{"id": 1e999}'; exec sleep 600)", "is no JSON object"},
+      {"head -c 1000000 /dev/zero | tr '\\0' '['; echo; exec sleep 600", "is nested too deep"},
+      {"exec <&-; exec sleep 600", "no answer within 0.5 s"},
+      {"exec <&- >&-; exec sleep 600", "the program ended (closed its output)"},
+      {"kill -11 $$", "the program ended (signal 11)"},
+      {"trap '' TERM INT; while :; do :; done", "no answer within 0.5 s"},
+  };
+  const auto before = descriptors();
+  {
+    std::vector<std::jthread> at_a_time;
+    for (const auto& [command, words] : faults) at_a_time.emplace_back(names, command, words);
+  }
+  EXPECT_EQ(descriptors(), before);
+}
+
+TEST(AgentProgram, LeavesNoneOfItsProcesses) {
+  const auto mark = fmt::format("60{}", getpid());
+  {
+    AgentProgram program({.command = fmt::format("(sleep {0} & sleep {0} &) ; sleep {0}", mark),
+                          .timeout = milliseconds(100)});
+    program.ask(1, json::object());
+    EXPECT_EQ(all(program, 1).at(0).answer.at("error"), "no answer within 0.1 s");
+  }
+  EXPECT_NE(std::system(fmt::format("pgrep -f '^sleep {}'", mark).c_str()), 0);
 }
 
 }  // namespace agent_program_test

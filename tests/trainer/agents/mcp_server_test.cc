@@ -4,6 +4,8 @@
 
 #include <chrono>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "tests/support/expect.h"
@@ -88,6 +90,47 @@ TEST(McpServer, ErrorsAreTheToolsOrTheProtocols) {
             (json{{"error", "unknown tool"}}));
   EXPECT_EQ(answer(R"("id":8,"result":{}'; say '"id":7,"result":{"content":[]})").at("error"),
             "the server answered something else than it was asked");
+}
+
+// The error of a call to a hostile server.
+std::string error_of(const std::string& then) {
+  McpServer program({.command = server(then), .timeout = milliseconds(400)});
+  program.ask(7, {{"name", "f"}, {"arguments", json::object()}, {"session", 1}});
+  return one(program).answer.value("error", "");
+}
+
+TEST(McpServer, FaultsOfAHostileOneAreNamed) {
+  const std::string late = "no answer within 0.4 s";
+  const std::vector<std::pair<std::string, std::string>> faults{
+      {"exec sleep 600", late},
+      {R"(exec yes '{"method":"notifications/message"}')", late},
+      {"exec yes hello", late},
+      {R"(exec <&-; exec yes '{"id":1,"method":"ping"}')", late},
+      {R"(exec yes '{"id":1,"method":"ping"}')",
+       "the server asks and asks, and does not read the answers"},
+      {"head -c 1000000 /dev/zero | tr '\\0' '['; echo; exec sleep 600",
+       "the server wrote a line that is nested too deep"},
+      {"exec tr '\\0' x < /dev/zero", "a line of more than 16777216 bytes"},
+  };
+  std::vector<std::jthread> at_a_time;
+  for (const auto& [then, error] : faults)
+    at_a_time.emplace_back([&] { EXPECT_EQ(error_of(then), error) << then; });
+}
+
+TEST(McpServer, ContentThatIsNoListIsNone) {
+  for (const auto* const content : {R"("text")", "7", R"({"type":"text"})", "null"})
+    EXPECT_EQ(answer(std::string(R"("result":{"content":)") + content + "}"),
+              (json{{"content", ""}}));
+  EXPECT_EQ(answer(R"("result":{"content":[1,null,{"type":[]},{"type":"resource","resource":1}]})"),
+            (json{{"content", "[]\n[]\n[]\n[resource]"}}));
+}
+
+TEST(McpServer, AListOfToolsEnds) {
+  McpServer program(
+      {.command = server(R"(n=0; while read -r line; do n=$((n-1)); )"
+                         R"(say "\"id\":$n,\"result\":{\"nextCursor\":\"x\"}"; done)")});
+  EXPECT_TRUE(support::fails(ErrorKind::kCorrupt, {"MCP server s", "has no end"},
+                             [&] { (void)program.list_tools("s"); }));
 }
 
 TEST(McpServer, OfAnotherRevisionIsRefused) {
