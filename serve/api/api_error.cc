@@ -20,10 +20,17 @@ const char* type_of(int status) {
   }
 }
 
+// what() would end at a NUL, which a client may have written.
+std::string without_nuls(std::string message) {
+  for (std::size_t at = 0; (at = message.find('\0', at)) != std::string::npos;)
+    message.replace(at, 1, "\\0");
+  return message;
+}
+
 }  // namespace
 
 ApiError::ApiError(int status, const std::string& message, std::string param, std::string code)
-    : std::runtime_error(message),
+    : std::runtime_error(without_nuls(message)),
       status_(status),
       param_(std::move(param)),
       code_(std::move(code)) {}

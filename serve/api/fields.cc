@@ -5,6 +5,8 @@
 #include <limits>
 #include <utility>
 
+#include "distckpt/base/error.h"
+#include "distckpt/base/json.h"
 #include "rollout/text/shallow_json.h"
 
 namespace ferry::serve {
@@ -24,10 +26,10 @@ ordered_json parse_object(std::string_view text) {
     throw ApiError(
         400, fmt::format("the body is nested more than {} deep", rollout::text::kDeepestJson));
   try {
-    auto value = ordered_json::parse(text);
+    auto value = distckpt::parse_ordered_json(text, "the body");
     if (value.is_object()) return value;
-  } catch (const ordered_json::exception& error) {
-    throw ApiError(400, fmt::format("the body is no JSON: {}", error.what()));
+  } catch (const Error& error) {
+    throw ApiError(400, error.what());
   }
   throw ApiError(400, "the body is no JSON object");
 }

@@ -59,7 +59,8 @@ void Exchange::respond(const HttpResponse& response) {
   head += fmt::format("Content-Length: {}\r\n", response.body.size());
   if (!request_.keep_alive) head += "Connection: close\r\n";
   begun_ = true;
-  server_->send(*this, head + "\r\n" + response.body);
+  const bool has_body = request_.method != "HEAD";  // its client takes what follows for the next
+  server_->send(*this, head + "\r\n" + (has_body ? response.body : ""));
   if (server_ != nullptr) server_->finish_exchange(*this);
 }
 

@@ -1,8 +1,10 @@
 #include "serve/api/generation_request.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <random>
+#include <string>
 
 #include "serve/api/fields.h"
 
@@ -79,6 +81,10 @@ TEST(GenerationRequest, NamesTheFieldThatIsWrong) {
 
 TEST(GenerationRequest, RefusesNestingThatNoRecursionSurvives) {
   EXPECT_EQ(error_of(std::string(1'000'000, '[')), "the body is nested more than 100 deep");
+  // In the time of its length: with a look at all other members for each, this takes minutes.
+  std::string members;
+  for (int i = 0; i < 400'000; ++i) members += fmt::format(R"("member{}": 1, )", i);
+  EXPECT_EQ(error_of("{" + members + R"("prompt": [50]})"), "prompt: 50 is no token of the model");
   EXPECT_EQ(error_of(R"({"a": "[[[[{{{{", "prompt": [1]})"), "");
 }
 
