@@ -49,7 +49,7 @@ inline constexpr auto kChoices<AdvantageEstimator> = std::to_array<Named<Advanta
      {"gigpo", AdvantageEstimator::kGigpo},
      {"grpo_turns", AdvantageEstimator::kGrpoTurns}});
 
-// Whether the advantages of an answer's turns differ by what was said between them.
+// True if the advantages of an answer's turns differ by what was said between them.
 constexpr bool looks_at_turns(AdvantageEstimator estimator) {
   return estimator == AdvantageEstimator::kGigpo || estimator == AdvantageEstimator::kGrpoTurns;
 }
