@@ -92,7 +92,10 @@ bool Box::inside(const Shape& shape) const {
 std::string to_string(const Box& box) {
   std::string text = "[";
   for (int d = 0; d < box.rank(); ++d) {
-    text += fmt::format("{}{}:{}", d > 0 ? ", " : "", box.offset[d], box.end(d));
+    std::int64_t end = 0;  // of a box that is refused it may overflow
+    const bool overflows = __builtin_add_overflow(box.offset[d], box.size[d], &end);
+    text += fmt::format("{}{}:", d > 0 ? ", " : "", box.offset[d]);
+    text += overflows ? fmt::format("+{}", box.size[d]) : fmt::format("{}", end);
   }
   return text + "]";
 }

@@ -1,5 +1,6 @@
 #include "distckpt/base/box.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -87,6 +88,11 @@ TEST(Box, InsideIsSafeAgainstOverflow) {
   EXPECT_FALSE((Box{.offset = {kMax, 0}, .size = {kMax, 5}}.inside({4, 5})));
   EXPECT_FALSE((Box{.offset = {0}, .size = {4}}.inside({4, 5})));
   EXPECT_TRUE(Box{}.inside({}));
+}
+
+TEST(Box, PrintsASizeWhereItsEndOverflows) {
+  EXPECT_EQ(to_string(Box{{kMax, 1}, {32, 2}}), fmt::format("[{}:+32, 1:3]", kMax));
+  EXPECT_EQ(to_string(Box{{-kMax}, {-32}}), fmt::format("[{}:+-32]", -kMax));
 }
 
 TEST(Box, PrintsAsSlices) {

@@ -158,6 +158,11 @@ INSTANTIATE_TEST_SUITE_P(
                 it.tensors[0].size = {3, 3};
               },
               {".metadata", "w", "[2:4, 0:3]", "[3, 3]"}},
+        Wrong{"chunk_whose_end_overflows",
+              [](Description& it) {
+                it.tensors[0].chunks[1].offset = {kMaxInt64, 0};
+              },
+              {".metadata", "w", "[9223372036854775807:+2, 0:3] leaves the shape [4, 3]"}},
         Wrong{"chunk_of_another_rank",
               [](Description& it) {
                 it.tensors[1].chunks[0].size = {1, 3};
