@@ -106,18 +106,15 @@ class Builder {
     count(kMemberBytes);
     count_string(key);
     auto& object = *open_.back().value;
-    Json* member = nullptr;
     if constexpr (kIsOrdered) {
       // Its object is a list, and would look through all of it for the key.
-      if (open_.back().keys.insert(key).second)
-        member = &members(object).emplace_back(std::move(key), nullptr).second;
+      require_new(open_.back().keys.insert(key).second, key);
+      member_ = &members(object).emplace_back(std::move(key), nullptr).second;
     } else {
       const auto [at, added] = members(object).try_emplace(std::move(key), nullptr);
-      if (added) member = &at->second;
+      require_new(added, at->first);
+      member_ = &at->second;
     }
-    require(member != nullptr, ErrorKind::kCorrupt, "{}: the key \"{}\" occurs twice", source_,
-            key);
-    member_ = member;
     return true;
   }
 
@@ -135,6 +132,10 @@ class Builder {
     Json* value = nullptr;
     std::unordered_set<std::string> keys{};  // of an ordered object
   };
+
+  void require_new(bool is_new, const std::string& key) const {
+    require(is_new, ErrorKind::kCorrupt, "{}: the key \"{}\" occurs twice", source_, key);
+  }
 
   static typename Json::object_t& members(Json& object) {
     return object.template get_ref<typename Json::object_t&>();
