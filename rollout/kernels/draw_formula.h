@@ -127,7 +127,7 @@ constexpr float logit_of_key(std::uint64_t key) {
   return std::bit_cast<float>(order & 0x80000000U ? order & 0x7FFFFFFFU : ~order);
 }
 constexpr std::int64_t token_of_key(std::uint64_t key) {
-  return static_cast<std::int64_t>(~static_cast<std::uint32_t>(key));
+  return std::int64_t{~static_cast<std::uint32_t>(key)};
 }
 
 constexpr float below_maximum(float logit, float maximum) {
