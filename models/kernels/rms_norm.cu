@@ -206,8 +206,8 @@ __global__ void norm_by_blocks(
   scale_row(in.normed(), weight, y + row * shape.channels, shape, root, thread, kWarps * kLanes);
 }
 
-// grad_x = r * g - x * r^3 / channels * sum(g * x), where g = grad_y * weight (or 1 + weight), N channels at once.
-// A block for each row.
+// grad_x = r * g - x * r^3 / channels * sum(g * x), where g = grad_y * weight (or 1 + weight), N
+// channels at once. A block for each row.
 template <int N, typename T>
 __global__ void grad_of_x(const T* grad_y,
                           const T* x,
@@ -230,7 +230,8 @@ __global__ void grad_of_x(const T* grad_y,
       const auto by = load<N>(weight + c);
       float g[N];
 #pragma unroll
-      for (int i = 0; i < N; ++i) g[i] = normed<T>(widen(grads.at[i]) * factor(by.at[i], shape), shape);
+      for (int i = 0; i < N; ++i)
+        g[i] = normed<T>(widen(grads.at[i]) * factor(by.at[i], shape), shape);
       body(c, g, load<N>(x + first + c));
     }
   };
