@@ -2,11 +2,14 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
+#include <functional>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "distckpt/base/error.h"
 #include "distckpt/storage/file_io.h"
 #include "tests/support/temp_dir.h"
 
