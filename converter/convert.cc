@@ -10,6 +10,7 @@
 #include "converter/proof.h"
 #include "converter/shared_work.h"
 #include "converter/write/megatron_target.h"
+#include "converter/write/run_config.h"
 #include "converter/write/store_target.h"
 #include "converter/write/target_folder.h"
 #include "distckpt/base/error.h"
@@ -392,6 +393,10 @@ class Conversion {
       if (weight && std::ranges::any_of(one.replicas, is_second))
         report.second_copies.push_back(one.tensor.name);
       report.num_pieces += static_cast<std::int64_t>(distckpt::copy_ops(one).size());
+    }
+    if (opened_.format == Format::kTorchDist) {
+      const auto layout = options_.megatron_layout.value_or(source.megatron_layout);
+      report.run_config_problem = run_config_problem(source, layout).value_or("");
     }
     add_training_state(report);
     return report;

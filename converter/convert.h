@@ -91,6 +91,9 @@ struct ConvertReport {
   std::string optimizer_form{};
   std::vector<std::string> optimizer_kinds{};
   bool rng = false;
+  // The reason why a Megatron target has no run_config.yaml for Megatron-Bridge; "" where it has
+  // one.
+  std::string run_config_problem{};
   std::vector<std::string> training_notes{};  // what could not go along, and why; what looks wrong
 };
 

@@ -90,6 +90,7 @@ ordered_json convert_json(const converter::ConvertReport& report) {
   json["rng"] = report.rng;
   json["redone"] = report.redone;
   json["training_notes"] = report.training_notes;
+  json["run_config_problem"] = report.run_config_problem;
   json["nonzero_padding"] = ordered_json::array();
   for (const auto& padding : report.nonzero_padding) {
     json["nonzero_padding"].push_back(fmt::format("{} {}", padding.tensor, to_string(padding.box)));

@@ -186,6 +186,8 @@ std::string convert_text(const converter::ConvertReport& report) {
   }
   if (report.redone)
     text += "note     what an interrupted run had left was damaged: all of it was copied anew\n";
+  if (!report.run_config_problem.empty())
+    text += fmt::format("note     no run_config.yaml: {}\n", printable(report.run_config_problem));
   for (const auto& note : report.training_notes)
     text += fmt::format("note     {}\n", printable(note, kMaxNote));
   if (report.num_training_state > 0) {

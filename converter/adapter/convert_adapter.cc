@@ -14,6 +14,7 @@
 #include "converter/option_check.h"
 #include "converter/write/hf_target.h"
 #include "converter/write/megatron_target.h"
+#include "converter/write/run_config.h"
 #include "converter/write/target_folder.h"
 #include "distckpt/base/error.h"
 #include "distckpt/formats/safetensors.h"
@@ -79,9 +80,10 @@ class AdapterConversion {
   std::unique_ptr<Target> make_target(const fs::path& folder) {
     auto& source = adapter_.checkpoint;
     if (writes_megatron(options_))
-      return make_megatron_target(source, source.tensors,
-                                  {.parallel = options_.parallel, .iteration = kAdapterIteration},
-                                  folder);
+      return make_megatron_target(
+          source, source.tensors,
+          {.parallel = options_.parallel, .iteration = kAdapterIteration, .run_config = false},
+          folder);
     auto& form = source.hf.emplace();
     form.carried = {std::string(kAdapterConfig)};
     form.contents.emplace(kAdapterConfig, adapter_.config.empty() ? peft_config(adapter_, base_.map)

@@ -10,6 +10,7 @@
 #include "converter/adapter/expert_modules.h"
 #include "converter/adapter/lora_settings.h"
 #include "converter/families/megatron_links.h"
+#include "converter/write/run_config.h"
 #include "distckpt/base/error.h"
 #include "distckpt/formats/safetensors.h"
 #include "distckpt/formats/torch_dist.h"

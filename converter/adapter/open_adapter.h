@@ -22,7 +22,6 @@ std::optional<AdapterForm> adapter_form(std::string_view name);  // "peft", "ver
 
 inline constexpr std::string_view kVerlAdapter = "lora_adapter";
 inline constexpr std::string_view kVerlLoraRecord = "lora_train_meta.json";
-inline constexpr std::string_view kRunConfig = "run_config.yaml";
 
 struct Adapter {
   AdapterForm form = AdapterForm::kPeft;

@@ -1,6 +1,7 @@
 #include "converter/families/megatron_args.h"
 
 #include <cmath>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -11,9 +12,11 @@
 namespace ferry::converter {
 namespace {
 
+using distckpt::PickleKind;
 using distckpt::PickleValue;
 using models::ParallelConfig;
 using models::TransformerConfig;
+using nlohmann::ordered_json;
 
 constexpr std::string_view kArguments = "the checkpoint's arguments";
 
@@ -198,7 +201,46 @@ void read_sinks_and_yarn(const ArgumentReader& args, TransformerConfig& config) 
                          .truncate = args.flag("yarn_correction_range_round_to_int", true)};
 }
 
+// Nothing for a value that JSON lacks.
+std::optional<ordered_json> plain_json(PickleValue value) {
+  switch (value.kind()) {
+    case PickleKind::kNone:
+      return nullptr;
+    case PickleKind::kBool:
+      return value.as_bool();
+    case PickleKind::kInt:
+      return value.as_int();
+    case PickleKind::kFloat:
+      return value.as_float();
+    case PickleKind::kString:
+      return value.as_string();
+    case PickleKind::kList:
+    case PickleKind::kTuple: {
+      auto listed = ordered_json::array();
+      for (const auto element : value.elements()) {
+        const auto one = plain_json(element);
+        if (!one) return std::nullopt;
+        listed.push_back(*one);
+      }
+      return listed;
+    }
+    default:
+      return std::nullopt;
+  }
+}
+
 }  // namespace
+
+ordered_json plain_args(PickleValue args) {
+  constexpr std::size_t kMaxValues = 1'000'000;
+  constexpr int kMaxDepth = 20;
+  args.require_tree(kMaxValues, kMaxDepth);
+  auto plain = ordered_json::object();
+  for (const auto& [name, value] : args.object_state().items()) {
+    if (const auto one = plain_json(value)) plain[std::string(name.as_string())] = *one;
+  }
+  return plain;
+}
 
 std::optional<PickleValue> find_args(PickleValue common_state) {
   if (common_state.is_object(kArgumentsNamespace)) return common_state;

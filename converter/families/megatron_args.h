@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string_view>
 
@@ -37,6 +38,9 @@ void write_args(distckpt::PickleWriter& pickle,
 
 // The Namespace of arguments in a common state.
 std::optional<distckpt::PickleValue> find_args(distckpt::PickleValue common_state);
+
+// The arguments that JSON has: numbers, words, none, and lists of them.
+nlohmann::ordered_json plain_args(distckpt::PickleValue args);
 
 // The model that a common state's arguments describe; nothing if it has none. vocab_size is 0 where
 // they do not say it.

@@ -11,8 +11,10 @@
 #include "converter/optimizer/optimizer_tensors.h"
 #include "converter/optimizer/sharded_state.h"
 #include "converter/stored/sidecar.h"
+#include "converter/write/run_config.h"
 #include "distckpt/base/error.h"
 #include "distckpt/elements/cast.h"
+#include "distckpt/formats/torch_dist.h"
 #include "distckpt/formats/torch_dist_writer.h"
 #include "distckpt/storage/file_io.h"
 
@@ -76,6 +78,7 @@ class MegatronTarget : public FileTarget {
   std::vector<fs::path> other_files() const override {
     std::vector<fs::path> names{distckpt::kTorchDistMetadata, distckpt::kTorchDistConfig,
                                 distckpt::kCommon};
+    if (writes_run_config()) names.emplace_back(kRunConfig);
     if (!source_.hf) return names;
     names.push_back(fs::path(distckpt::kSidecar) / distckpt::kSidecarIndex);
     for (const auto& [name, _] : sidecar_files(*source_.hf, !options_.dtype))
@@ -117,6 +120,16 @@ class MegatronTarget : public FileTarget {
       write_sidecar(folder_, *source_.hf, !options_.dtype, narrow_);
     }
     torch_dist_.finish_folder();
+    if (!writes_run_config()) return;
+    const auto common =
+        distckpt::read_common_state({.folder = folder_, .has_common_file = true}).value();
+    distckpt::write_text(folder_ / kRunConfig,
+                         run_config_text(find_args(distckpt::common_dict(common)).value(),
+                                         source_.map.config.family, ""));
+  }
+
+  bool writes_run_config() const {
+    return options_.run_config && !run_config_problem(source_, options_.layout);
   }
 
   static distckpt::TorchDistTarget make(const Checkpoint& source,

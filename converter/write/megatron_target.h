@@ -22,6 +22,7 @@ struct MegatronTargetOptions {
   MegatronLayout layout = MegatronLayout::kLanguageModel;
   distckpt::Iteration iteration{};         // what the arguments and the folder's name say
   std::optional<distckpt::DType> dtype{};  // a cast: the Hugging Face headers are not kept
+  bool run_config = true;                  // write Megatron-Bridge's, where it can make the model
 };
 
 // RNG state is that of tensor and pipeline parallel ranks, as Megatron-LM's loader has it: it stays

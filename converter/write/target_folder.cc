@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "converter/stored/hf_folder.h"
+#include "converter/write/run_config.h"
 #include "distckpt/base/error.h"
 #include "distckpt/base/json.h"
 #include "distckpt/formats/torch_dist.h"
@@ -33,8 +34,6 @@ constexpr std::array<std::string_view, 17> kCompanions{
     "merges.txt",      "chat_template.jinja",      "chat_template.json",
     "spiece.model",    "preprocessor_config.json", "processor_config.json",
     "ferry-part.json", "sentencepiece.bpe.model"};
-
-constexpr std::string_view kRunConfig = "run_config.yaml";  // of Megatron-Bridge
 
 bool is_weights(std::string_view name, Format format) {
   switch (format) {

@@ -104,6 +104,7 @@ PyObject* report(PyObject* self, PyObject* arguments);           // reports.cc
 PyObject* open_checkpoint(PyObject* self, PyObject* arguments);  // streams.cc
 PyObject* describe(PyObject* self, PyObject* arguments);
 PyObject* carried_file(PyObject* self, PyObject* arguments);
+PyObject* write_run_config(PyObject* self, PyObject* arguments);
 PyObject* stream(PyObject* self, PyObject* arguments);
 PyObject* stream_tensors(PyObject* self, PyObject* arguments);
 PyObject* stream_next(PyObject* self, PyObject* arguments);

@@ -22,6 +22,7 @@ PyMethodDef methods[] = {
     {"load_shards", ferry::python::load_shards, METH_VARARGS, nullptr},
     {"save_shards", ferry::python::save_shards, METH_VARARGS, nullptr},
     {"save_tensors", ferry::python::save_tensors, METH_VARARGS, nullptr},
+    {"write_run_config", ferry::python::write_run_config, METH_VARARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -9,6 +9,7 @@
 #include "converter/bridge/tensor_stream.h"
 #include "converter/families/megatron_args.h"
 #include "converter/open/checkpoint.h"
+#include "converter/write/run_config.h"
 #include "distckpt/formats/torch_dist.h"
 #include "distckpt/storage/remote_tree.h"
 #include "python/binding/checkpoint.h"
@@ -38,51 +39,10 @@ std::vector<std::int64_t> list(const distckpt::Dims& dims) {
   return {dims.begin(), dims.end()};
 }
 
-// Nothing for a value that JSON lacks.
-std::optional<ordered_json> plain_json(const distckpt::PickleValue& value) {
-  using distckpt::PickleKind;
-  switch (value.kind()) {
-    case PickleKind::kNone:
-      return nullptr;
-    case PickleKind::kBool:
-      return value.as_bool();
-    case PickleKind::kInt:
-      return value.as_int();
-    case PickleKind::kFloat:
-      return value.as_float();
-    case PickleKind::kString:
-      return value.as_string();
-    case PickleKind::kList:
-    case PickleKind::kTuple: {
-      auto listed = ordered_json::array();
-      for (const auto element : value.elements()) {
-        const auto one = plain_json(element);
-        if (!one) return std::nullopt;
-        listed.push_back(*one);
-      }
-      return listed;
-    }
-    default:
-      return std::nullopt;
-  }
-}
-
-ordered_json args_json(const Checkpoint& checkpoint) {
+ordered_json describe_json(const Checkpoint& checkpoint) {
   const auto args = checkpoint.common
                         ? converter::find_args(distckpt::common_dict(*checkpoint.common))
                         : std::nullopt;
-  if (!args) return nullptr;
-  constexpr std::size_t kMaxValues = 1'000'000;
-  constexpr int kMaxDepth = 20;
-  args->require_tree(kMaxValues, kMaxDepth);
-  auto plain = ordered_json::object();
-  for (const auto& [name, value] : args->object_state().items()) {
-    if (const auto one = plain_json(value)) plain[std::string(name.as_string())] = *one;
-  }
-  return plain;
-}
-
-ordered_json describe_json(const Checkpoint& checkpoint) {
   ordered_json described{
       {"path", checkpoint.location.folder.string()},
       {"format", to_string(checkpoint.location.format)},
@@ -92,8 +52,11 @@ ordered_json describe_json(const Checkpoint& checkpoint) {
       {"family", checkpoint.map.config.family},
       {"config", nullptr},
       {"files", ordered_json::array()},
-      {"args", args_json(checkpoint)},
+      {"args", args ? converter::plain_args(*args) : ordered_json(nullptr)},
+      {"run_config_problem", nullptr},
       {"tensors", ordered_json::array()}};
+  if (const auto problem = run_config_problem(checkpoint, checkpoint.megatron_layout))
+    described["run_config_problem"] = *problem;
   if (checkpoint.hf) {
     described["config"] = checkpoint.hf->config_text();
     described["files"] = checkpoint.hf->carried;
@@ -181,6 +144,22 @@ PyObject* carried_file(PyObject* /*self*/, PyObject* arguments) {
       content = checkpoint->hf->text(name);
     }
     return PyBytes_FromStringAndSize(content.data(), static_cast<Py_ssize_t>(content.size()));
+  });
+}
+
+// write_run_config(checkpoint, Hugging Face model or "") -> path
+PyObject* write_run_config(PyObject* /*self*/, PyObject* arguments) {
+  return guarded([&] {
+    PyObject* capsule = nullptr;
+    const char* hf_model_id = nullptr;
+    if (PyArg_ParseTuple(arguments, "Os", &capsule, &hf_model_id) == 0) throw PythonError();
+    const auto checkpoint = checkpoint_of(capsule);
+    std::string path;
+    {
+      const WithoutGil gil;
+      path = converter::write_run_config(*checkpoint, hf_model_id).string();
+    }
+    return text(path);
   });
 }
 

@@ -39,6 +39,7 @@ class ConvertReport:
         proved: each tensor, re-read from the published files, has the digest of what was copied; proof_from_disk: past the page cache
         model_digest: 32 hexadecimal digits, "" for a plan
         nonzero_padding: rows of the source's padding that were not zero, and were dropped
+        run_config_problem: why a Megatron target has no run_config.yaml for Megatron-Bridge; "" where it has one
         training_notes: what of a training run did not go along, and why
     """
 
@@ -60,6 +61,7 @@ class ConvertReport:
     proof_from_disk: bool
     model_digest: str
     nonzero_padding: List[str]
+    run_config_problem: str
     training_notes: List[str]
 
 
@@ -316,7 +318,7 @@ def convert_report(found: Dict[str, Any]) -> ConvertReport:
                          num_parameters=found["parameters"], num_copies=found["copies"], files=[File(**file) for file in found["files"]],
                          **{name: found[name] for name in ("bytes", "threads", "staging_bytes", "dry_run", "resumed_bytes", "copy_seconds",
                                                            "proof_seconds", "proved", "proof_from_disk", "model_digest", "nonzero_padding",
-                                                           "training_notes")})
+                                                           "run_config_problem", "training_notes")})
 
 
 def convert(source: Path, target: Path, *, to: Optional[str] = None, iteration: Iteration = None, hf_config: Optional[Path] = None,

@@ -350,8 +350,11 @@ class _Empty(types.ModuleType):
 
 
 class _EmptyModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def __init__(self, others):
+        self.others = ("transformer_engine", "transformer_engine_torch", *others)
+
     def find_spec(self, name, path, target=None):
-        if name.split(".")[0] in ABSENT + ("transformer_engine", "transformer_engine_torch"):
+        if name.split(".")[0] in ABSENT + self.others or name.startswith(tuple(other for other in self.others if "." in other)):
             return importlib.machinery.ModuleSpec(name, self, is_package=True)
         return None
 
@@ -364,9 +367,9 @@ class _EmptyModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         pass
 
 
-def install_empty_modules():
-    """Let Megatron-Bridge be imported: modules that it does not need here are empty, and so is Transformer Engine 2.9 where install_te_stub
-    has not replaced it."""
-    sys.meta_path.insert(0, _EmptyModules())
+def install_empty_modules(*others):
+    """Let Megatron-Bridge be imported: modules that it does not need here are empty, those of `others`, too, and so is Transformer Engine 2.9 where
+    install_te_stub has not replaced it."""
+    sys.meta_path.insert(0, _EmptyModules(others))
     version = importlib.metadata.version
     importlib.metadata.version = lambda name: "2.9.0" if name.startswith("transformer") and "engine" in name else version(name)

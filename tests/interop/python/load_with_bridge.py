@@ -11,8 +11,6 @@ are in the model that Megatron-Bridge makes of the Hugging Face folder}.
 """
 import contextlib
 import functools
-import importlib.machinery
-import importlib.metadata
 import json
 import os
 import sys
@@ -20,36 +18,19 @@ from pathlib import Path
 
 import torch
 
-sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).resolve().parent.parent / "convert/families")]
-from bridge_models import Empty, Finder
-from cpu_stand_ins import install_cpu_patches, install_te_stub
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from cpu_stand_ins import install_cpu_patches, install_empty_modules, install_te_stub
 from weight_mapping import describe
 
 FUSIONS = ("gradient_accumulation_fusion", "bias_activation_fusion", "bias_dropout_fusion", "masked_softmax_fusion", "moe_permute_fusion", "moe_router_fusion",
            "cross_entropy_loss_fusion", "apply_rope_fusion", "persist_layer_norm")
 
 
-class TrainingFinder(Finder):
-    """Makes the modules empty that megatron.bridge.training imports for data of other kinds."""
-
-    def find_spec(self, name, path, target=None):
-        if name.startswith("megatron.energon") or name.split(".")[0] in ("webdataset", "multistorageclient", "nvidia_resiliency_ext"):
-            return importlib.machinery.ModuleSpec(name, self, is_package=True)
-        return None
-
-    def create_module(self, spec):
-        module = Empty(spec.name)
-        module.__path__, module.__spec__, module.__version__, module.__file__ = [], spec, "1", "x"
-        return module
-
-
 def start():
     os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="0", NVTE_ALLOW_NONDETERMINISTIC_ALGO="0")
     install_cpu_patches()
     install_te_stub("2.9.0")
-    sys.meta_path[:0] = [Finder(), TrainingFinder()]
-    version = importlib.metadata.version
-    importlib.metadata.version = lambda name: "2.9.0" if name.startswith("transformer") and "engine" in name else version(name)
+    install_empty_modules("megatron.energon", "webdataset", "multistorageclient", "nvidia_resiliency_ext")  # of training on data of other kinds
     torch.distributed.init_process_group("gloo", rank=0, world_size=1, store=torch.distributed.HashStore())
     from megatron.core import parallel_state
     from megatron.core.tensor_parallel import random

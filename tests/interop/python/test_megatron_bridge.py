@@ -1,6 +1,7 @@
 """ferry.compat.megatron_bridge beside Megatron-Bridge 0.6.2: providers, as it makes them of the Hugging Face folders, and, where it is installed, its loader."""
 import json
 import os
+import shutil
 import subprocess
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from support import DATA, HERE, run_ok, tree
+from support import DATA, HERE, ferry_json, run_ok, tree
 from weight_mapping import describe
 
 ferry = pytest.importorskip("ferry", reason="the Python module is not built")
@@ -79,12 +80,42 @@ def test_options_of_a_conversion_go_through(work):
         AutoBridge.from_hf_pretrained(HF, num_gpus=8)
 
 
-def test_an_iteration_with_a_run_config_is_replaced_and_gets_a_new_one(work):
-    run_ok("convert", HF, work / "megatron", "--iteration", "3")
-    path = write_run_config(work / "megatron")
-    assert path == str(work / "megatron/iter_0000003/run_config.yaml") and "hf_model_id" not in open(path).read()
-    run_ok("convert", HF, work / "megatron", "--iteration", "3", "--overwrite")
-    assert not os.path.exists(path) and write_run_config(work / "megatron", iteration=3) == path
+def test_ferry_convert_writes_a_run_config_and_replaces_it(work):
+    run_ok("convert", HF, work / "megatron", "--iteration", "3", "--tp", "2")
+    path = work / "megatron/iter_0000003/run_config.yaml"
+    written = path.read_text()
+    assert "hf_model_id" not in written and yaml.safe_load(written)["model"]["tensor_model_parallel_size"] == 2
+    assert write_run_config(work / "megatron", hf_model_id="org/model") == str(path)
+    assert yaml.safe_load(path.read_text())["model"] == {**yaml.safe_load(written)["model"], "hf_model_id": "org/model"}
+    run_ok("convert", HF, work / "megatron", "--iteration", "3", "--tp", "2", "--overwrite")
+    assert path.read_text() == written
+    run_ok("convert", work / "megatron", work / "again", "--to", "megatron", "--iteration", "3", "--tp", "2")
+    assert (work / "again/iter_0000003/run_config.yaml").read_text() == written
+
+
+@pytest.mark.parametrize("options, words", [(["--include", "model.norm.weight"], "llama: Megatron-Bridge opens whole language models"),
+                                            (["--to", "h5"], ""), ([], "")])
+def test_a_report_says_why_there_is_no_run_config(options, words, work):
+    assert ferry_json("convert", HF, work / "target", *options)["run_config_problem"] == words
+    assert len(list(work.rglob("run_config.yaml"))) == (options == [])
+
+
+def test_positions_that_megatron_has_no_argument_for_leave_it_out(work):
+    config = json.loads((HF / "config.json").read_text())
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 500000.0}
+    shutil.copytree(HF, work / "hf")
+    (work / "hf/config.json").write_text(json.dumps({**config, "rope_parameters": scaling}))
+    report = ferry.convert(work / "hf", work / "megatron")
+    assert report.run_config_problem == "llama: scales positions by yarn, for which Megatron-LM has no argument"
+    assert not list(work.rglob("run_config.yaml"))
+
+
+def test_mistrals_window_goes_along(work):
+    config = json.loads((HF / "config.json").read_text())
+    shutil.copytree(HF, work / "hf")
+    (work / "hf/config.json").write_text(json.dumps({**config, "model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 16}))
+    run_ok("convert", work / "hf", work / "megatron")
+    assert yaml.safe_load((work / "megatron/release/run_config.yaml").read_text())["model"]["window_size"] == [15, 0]  # MistralBridge's own words
 
 
 @pytest.mark.parametrize("model, words", [("mixtral", "mixtral: Megatron-Bridge's model of this family is not known"), ("moonlight", "has no q_lora_rank")])
@@ -102,6 +133,9 @@ def test_megatron_bridge_loads_exports_and_saves_what_was_imported(imported, wor
 
     models = [model for model in MODELS if model != "olmoe"]  # whose grouped queries Megatron-Bridge's norms do not know; OLMoE itself has none
     jobs = {model: {"hf": str(hf_of(model)), "checkpoint": str(imported[model]), "saved": str(work / model)} for model in models}
+    for model, mesh in {"llama": ["--tp", "2", "--pp", "2"], "qwen3_moe": ["--tp", "2", "--ep", "2"], "deepseek_v3": ["--tp", "4"]}.items():
+        run_ok("convert", hf_of(model), work / "meshes" / model, *mesh)  # the vocabulary is padded, too
+        jobs[model + " of ferry convert"] = {**jobs[model], "checkpoint": str(work / "meshes" / model / "release"), "saved": str(work / "meshes/saved" / model)}
     (work / "jobs.json").write_text(json.dumps(jobs))
     done = subprocess.run([BRIDGE, HERE / "python/load_with_bridge.py", work / "jobs.json", work / "report.json"], stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT, text=True, timeout=600)
@@ -110,5 +144,6 @@ def test_megatron_bridge_loads_exports_and_saves_what_was_imported(imported, wor
     for model in models:
         weights = {name: tensor.float() if name.endswith("e_score_correction_bias") else tensor
                    for name, tensor in load_file(hf_of(model) / "model.safetensors").items() if not is_second_copy(name)}
-        assert {name: one for name, one in report[model].items() if not is_second_copy(name)} == describe(weights), model
+        for job in [name for name in jobs if name.startswith(model) and jobs[name]["hf"] == jobs[model]["hf"]]:
+            assert {name: one for name, one in report[job].items() if not is_second_copy(name)} == describe(weights), job
         assert ferry.verify(hf_of(model), work / model, hf_config=hf_of(model), weights_only=True), model

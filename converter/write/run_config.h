@@ -1,0 +1,35 @@
+// run_config.yaml, without which Megatron-Bridge does not open a Megatron checkpoint: the fields of
+// its GPTModelProvider, or MLAModelProvider, out of Megatron-LM's arguments.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "converter/open/checkpoint.h"
+#include "distckpt/formats/torch_save/pickle.h"
+#include "models/spec/transformer_config.h"
+
+namespace ferry::converter {
+
+inline constexpr std::string_view kRunConfig = "run_config.yaml";
+
+// The reason why Megatron-Bridge cannot make this model of a run_config.yaml; nothing if it can.
+std::optional<std::string> run_config_problem(const models::TransformerConfig& config);
+// The same for tensors that are written in a layout, or in part.
+std::optional<std::string> run_config_problem(const Checkpoint& source, MegatronLayout layout);
+
+// Its text, for a model without a problem. `args` is the Namespace of arguments in the checkpoint
+// that it is for; `hf_model_id` the model that this one was imported from, or "".
+std::string run_config_text(distckpt::PickleValue args,
+                            const std::string& family,
+                            const std::string& hf_model_id);
+
+// Writes that of a torch_dist checkpoint beside its files; another one is replaced. Returns its
+// path. Throws Error(kUsage) for a checkpoint of another format, one without arguments, or one that
+// has a problem.
+std::filesystem::path write_run_config(const Checkpoint& checkpoint,
+                                       const std::string& hf_model_id);
+
+}  // namespace ferry::converter
