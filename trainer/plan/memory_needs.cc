@@ -35,7 +35,27 @@ std::int64_t largest_leaf_of(const std::vector<models::ParameterSpec>& parameter
   return largest;
 }
 
+std::int64_t bytes_of_vision(const models::TransformerConfig& config,
+                             const models::MeshShape& mesh,
+                             const models::MeshCoordinates& at,
+                             const models::LayoutOptions& layout) {
+  const auto num_features =
+      1 + static_cast<std::int64_t>(config.vision->deepstack_visual_indexes.size());
+  std::int64_t bytes =
+      kHeldImageTokens * num_features * config.hidden_size * distckpt::size_of(layout.dtype);
+  for (const auto& spec : models::vision_layout(config, mesh, at, layout))
+    bytes += spec.shape.product() * distckpt::size_of(spec.dtype);
+  return bytes;
+}
+
 }  // namespace
+
+bool takes_images(const models::TransformerConfig& config, const models::StageSpec& stage) {
+  if (!config.vision) return false;
+  const auto deepstack = static_cast<std::int64_t>(config.vision->deepstack_visual_indexes.size());
+  return stage.pre_process ||
+         std::ranges::any_of(stage.layers, [&](auto layer) { return layer < deepstack; });
+}
 
 ModelOnRank::ModelOnRank(models::TransformerConfig config,
                          const EngineConfig& engine,
@@ -56,6 +76,9 @@ ModelOnRank::ModelOnRank(models::TransformerConfig config,
     largest_leaves_.push_back(largest_leaf_of(parameters));
     memory_ += models::model_memory(parameters, mesh_, dtypes);
   }
+  const bool takes =
+      std::ranges::any_of(stages_, [&](const auto& stage) { return takes_images(config_, stage); });
+  if (takes) vision_bytes_ = bytes_of_vision(config_, mesh_, at_, layout_);
   if (engine.optimizer_offload && !on_host_) {
     memory_.on_host = memory_.optimizer;
     memory_.optimizer = std::min(memory_.on_host, models::kMaxStagingBytes);

@@ -15,6 +15,13 @@
 
 namespace ferry::trainer {
 
+// Tokens of images whose features a tower holds.
+inline constexpr std::int64_t kHeldImageTokens = 8192;
+
+// True if a chunk takes features of images: of a model that sees, the embedding does, and the
+// first layers.
+bool takes_images(const models::TransformerConfig& config, const models::StageSpec& stage);
+
 // A rank's part of a model.
 class ModelOnRank {
  public:
@@ -37,6 +44,9 @@ class ModelOnRank {
   std::int64_t largest_leaf(std::size_t chunk) const {  // bytes
     return largest_leaves_[chunk];
   }
+  // A vision tower and the features that it holds, on a rank that takes images: it has them from
+  // the first prompt with an image on.
+  std::int64_t vision_bytes() const { return vision_bytes_; }
   const models::LayoutOptions& layout() const { return layout_; }
 
  private:
@@ -50,6 +60,7 @@ class ModelOnRank {
   std::vector<models::StageSpec> stages_;
   std::vector<std::int64_t> largest_leaves_;
   models::ModelMemory memory_;
+  std::int64_t vision_bytes_ = 0;
 };
 
 // A rank's part of a pack.

@@ -78,6 +78,8 @@ void add_role(PhaseBytes& bytes,
   const auto add = [&](std::int64_t PhaseBytes::*part, std::int64_t size, bool rests) {
     (rests ? bytes.host : bytes.*part) += size;
   };
+  // A tower is frozen, and never rests.
+  if (role.role != Role::kReward) bytes.weights += model.vision_bytes();
   const bool copied = setup.rollout && !setup.rollout->shares_memory;
   add(&PhaseBytes::weights, memory.parameters,
       engine.param_offload && (actor ? copied && actor_rests(setup, phase) : !computes));
@@ -96,6 +98,7 @@ void add_rollout(PhaseBytes& bytes,
                  const RankGroup& group,
                  const Phase& phase) {
   if (!group.rollout) return;
+  bytes.weights += group.rollout->vision_bytes();
   const auto& rollout = *setup.rollout;
   const bool alone = !group.models.front();
   const bool awake = phase.work == Work::kGenerate || phase.work == Work::kReshard || alone ||
@@ -266,6 +269,7 @@ RolloutRoom rollout_room(const RunSetup& setup, const RankGroup& group) {
       setup.roles.front().engine.param_offload)
     held.weights += group.models.front()->memory(false).parameters;
   if (!rollout.shares_memory) held.weights += model.memory(false).parameters;
+  held.weights += model.vision_bytes();
   held.context = context_bytes(setup, group);
 
   const auto chunk = model.chunks().front();

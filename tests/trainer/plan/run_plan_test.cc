@@ -136,6 +136,41 @@ TEST(RunPlan, NeverNeedsMoreWeightsWithMoreTensorParallelRanks) {
   }
 }
 
+// The stages that hold the first layers, of two whose features the tower gives, have it whole.
+TEST(RunPlan, CountsTheTowerOfEveryRoleThatSees) {
+  const DeviceSpec host{.name = "host", .memory = 64LL << 30, .on_host = true};
+  auto seeing = llama_8b();
+  seeing.vision = models::VisionConfig{.depth = 3,
+                                       .hidden_size = 48,
+                                       .intermediate_size = 80,
+                                       .num_heads = 3,
+                                       .in_channels = 3,
+                                       .patch_size = 4,
+                                       .temporal_patch_size = 2,
+                                       .spatial_merge_size = 2,
+                                       .out_hidden_size = 4096,
+                                       .num_position_embeddings = 36,
+                                       .deepstack_visual_indexes = {0, 2}};
+  const auto linear = [](std::int64_t out, std::int64_t in) { return out * (in + 1); };
+  const auto block =
+      2 * 2 * 48 + linear(144, 48) + linear(48, 48) + linear(80, 48) + linear(48, 80);
+  const auto mergers = 3 * (linear(192, 192) + linear(4096, 192)) + 2 * (48 + 192 + 192);
+  const auto tower = linear(48, 3 * 2 * 4 * 4) + 36 * 48 + 3 * block + mergers;
+  const auto bytes = 2 * (tower + 8192LL * 3 * 4096);
+  const auto weights = [&](const models::TransformerConfig& actor, const DeviceSpec& device,
+                           std::size_t group) {
+    auto config = grpo();
+    config.actor.megatron.parallel.pipeline_model_parallel_size = 2;
+    config.ref.megatron.parallel.pipeline_model_parallel_size = 2;
+    config.actor.use_kl_loss = true;
+    const auto plan = plan_run(setup_of(config, {.actor = actor, .critic = actor}, 2, device));
+    return bytes_in(plan, "gen", group).weights;
+  };
+  EXPECT_EQ(weights(seeing, host, 0) - weights(llama_8b(), host, 0), 3 * bytes);
+  EXPECT_EQ(weights(seeing, host, 1) - weights(llama_8b(), host, 1), bytes);  // of its rollout
+  EXPECT_EQ(weights(seeing, kH200, 0) - weights(llama_8b(), kH200, 0), 3 * bytes);
+}
+
 TEST(RunPlan, RefusesAMeshThatDoesNotFillItsRanks) {
   auto config = grpo();
   config.actor.megatron.parallel.tensor_model_parallel_size = 4;
