@@ -140,6 +140,8 @@ inline constexpr HfName kSeeingEmbedding[] = {
 inline constexpr HfName kSeeingHead[] = {
     {"decoder.final_layernorm.weight", "model.language_model.norm.weight"},
     {"output_layer.weight", "lm_head.weight", models::When::kUntied},
+    {"output_layer.weight", "score.weight", models::When::kScore},
+    {"output_layer.bias", "score.bias"},
 };
 inline constexpr std::string_view kVisual[] = {"model.visual."};
 inline constexpr std::string_view kWrappedLayer = "language_model.model.layers.{l}.";

@@ -19,9 +19,24 @@ constexpr std::string_view kFile = "file://";
 constexpr std::size_t kMostOfName = 80;  // of an address that holds an image
 
 // RFC 4648, section 4.
+constexpr std::string_view kDigits =
+    "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+
+std::string encode_base64(std::string_view bytes) {
+  std::string text;
+  text.reserve((bytes.size() + 2) / 3 * 4);
+  for (std::size_t i = 0; i < bytes.size(); i += 3) {
+    const auto some = bytes.substr(i, 3);
+    std::uint32_t gathered = 0;
+    for (std::size_t j = 0; j < 3; ++j)
+      gathered = gathered << 8U | (j < some.size() ? static_cast<unsigned char>(some[j]) : 0U);
+    for (std::size_t j = 0; j < 4; ++j)
+      text += j > some.size() ? '=' : kDigits[gathered >> (18 - 6 * j) & 63U];
+  }
+  return text;
+}
+
 std::string decode_base64(std::string_view text, const std::string& name) {
-  constexpr std::string_view kDigits =
-      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
   std::array<int, 256> values{};
   values.fill(-1);
   for (std::size_t i = 0; i < kDigits.size(); ++i)
@@ -198,6 +213,10 @@ std::string ImageSource::read(std::int64_t limit) const {
           "{}: is an address, only files are read", name());
   return distckpt::read_text(
       std::string(place.starts_with(kFile) ? place.substr(kFile.size()) : place), limit);
+}
+
+std::string ImageSource::url() const {
+  return place.empty() ? "data:;base64," + encode_base64(bytes) : place;
 }
 
 std::vector<ImageSource> take_images(ordered_json& messages, const ordered_json& column) {

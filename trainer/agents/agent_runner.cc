@@ -198,7 +198,8 @@ void AgentRunner::generate(std::size_t number) {
   if (const auto* loop = loop_of(session))
     mine.max_tokens = std::min(mine.max_tokens, loop->max_tokens(session) - turn_tokens(session));
   session.routed_experts.clear();  // the request returns those of its prompt, too
-  engine_.add_request(std::to_string(number), std::move(tokens), mine);
+  engine_.add_request(std::to_string(number), std::move(tokens), mine,
+                      encoder_.visual_prompt(session.images, session.prompt));
 }
 
 void AgentRunner::take(std::size_t number, const rollout::RequestOutput& output) {

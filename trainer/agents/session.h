@@ -27,6 +27,7 @@ struct Session {
   Messages messages{};                 // the conversation so far
   nlohmann::json task{};               // of the record: data_source, ground_truth, extra_info
   std::vector<std::int64_t> prompt{};  // token ids
+  std::string images{};                // of the prompt (PromptEncoder::visual_prompt())
   // Tokens of the model and of others; these have a log-probability of 0, among themselves alone.
   std::vector<rollout::TokenOutput> response{};
   std::vector<std::uint8_t> response_mask{};  // 1: by the model

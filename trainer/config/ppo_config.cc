@@ -38,6 +38,7 @@ void list(ConfigTable& table, PpoDataConfig& c) {
   table.add("train_files", c.train_files, "files of records: .jsonl, .parquet");
   table.add("val_files", c.val_files, "files of records for validation: .jsonl, .parquet");
   table.add("prompt_key", c.prompt_key, "the column of prompts: text, or a conversation");
+  table.add("image_key", c.image_key, "the column of images, for models that also see");
   table.add("max_prompt_length", c.max_prompt_length, "tokens of a prompt", at_least(1));
   table.add("max_response_length", c.max_response_length, "tokens of an answer", at_least(1));
   table.add("train_batch_size", c.train_batch_size, "prompts of a step", at_least(1));

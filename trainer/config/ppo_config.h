@@ -21,6 +21,7 @@ struct PpoDataConfig {  // data
   std::vector<std::string> train_files{};
   std::vector<std::string> val_files{};
   std::string prompt_key = "prompt";
+  std::string image_key = "images";
   int max_prompt_length = 512;          // tokens
   int max_response_length = 512;        // tokens
   int train_batch_size = 1024;          // prompts

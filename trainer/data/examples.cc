@@ -94,7 +94,9 @@ Conversation parse_conversation(const Record& record, const DataConfig& keys) {
   return conversation;
 }
 
-PromptExample parse_prompt(const Record& record, const std::string& prompt_key) {
+PromptExample parse_prompt(const Record& record,
+                           const std::string& prompt_key,
+                           const std::string& image_key) {
   const auto& reward = at(record, "reward_model", "reward_model");
   of_type(reward, reward.is_object(), "reward_model", "an object");
   PromptExample example{
@@ -102,8 +104,7 @@ PromptExample parse_prompt(const Record& record, const std::string& prompt_key) 
       .prompt = prompt_of(record, prompt_key),
       .reward_model = {
           .style = text_of(at(reward, "style", "reward_model.style"), "reward_model.style")}};
-  require(!rollout::text::has_images(example.prompt), ErrorKind::kCorrupt,
-          "{}: has images, which are learned from by fine-tuning alone", prompt_key);
+  example.images = rollout::text::take_images(example.prompt, list_or_null(record, image_key));
   const auto* truth = find(reward, "ground_truth");
   require(truth != nullptr || example.reward_model.style != "rule", ErrorKind::kCorrupt,
           "reward_model.ground_truth: is missing");

@@ -38,10 +38,13 @@ struct PromptExample {
   std::string ability{};     // "" if there is none
   std::string agent_name{};  // the loop that answers it; "": the default one
   RewardModel reward_model{};
-  Record extra_info{};  // an object, or null
+  Record extra_info{};                               // an object, or null
+  std::vector<rollout::text::ImageSource> images{};  // of the parts {"type": "image"}
 };
 
 // A prompt is messages, or text: what the user says. Throws Error(kCorrupt) "<column>: ...".
-PromptExample parse_prompt(const Record& record, const std::string& prompt_key = "prompt");
+PromptExample parse_prompt(const Record& record,
+                           const std::string& prompt_key = "prompt",
+                           const std::string& image_key = "images");
 
 }  // namespace ferry::trainer

@@ -1,5 +1,6 @@
 #include "trainer/dataset/prompt_examples.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "distckpt/base/error.h"
@@ -11,14 +12,17 @@ using rollout::text::TokenId;
 
 PromptEncoder::PromptEncoder(const std::filesystem::path& folder,
                              const PpoDataConfig& data,
-                             nlohmann::ordered_json tools)
+                             nlohmann::ordered_json tools,
+                             const models::TransformerConfig& config)
     : data_(data),
       tokenizer_(rollout::text::Tokenizer::from_folder(folder)),
       template_(rollout::text::ChatTemplate::from_folder(folder, !tools.is_null())),
       tool_template_(rollout::text::ChatTemplate::from_folder(folder, true)),
       tools_(std::move(tools)),
       eos_token_ids_(
-          rollout::text::eos_token_ids(rollout::text::ModelFiles(folder), tokenizer_.get())) {}
+          rollout::text::eos_token_ids(rollout::text::ModelFiles(folder), tokenizer_.get())),
+      vision_(config.vision),
+      images_(rollout::find_image_reader(rollout::text::ModelFiles(folder), config, *tokenizer_)) {}
 
 PromptEncoder::~PromptEncoder() = default;
 
@@ -77,16 +81,29 @@ std::vector<std::int64_t> PromptEncoder::encode_turn(const Messages& messages,
 
 EncodedPrompt PromptEncoder::encode(PromptExample example, bool shows_tools) const {
   std::vector<TokenId> ids;
+  std::string images;
   if (template_) {
-    const auto tools = shows_tools ? tools_ : nlohmann::ordered_json();
-    ids = tokenizer_->encode(render(example.prompt, tools), {.add_special_tokens = false});
+    auto text = render(example.prompt, shows_tools ? tools_ : nlohmann::ordered_json());
+    if (!example.images.empty()) {
+      require(images_.has_value(), ErrorKind::kUsage,
+              "prompt: has images, and the model's images are not computed");
+      text = rollout::expand_placeholders(text, rollout::read_images(example.images, *images_),
+                                          *images_);
+      auto urls = nlohmann::json::array();
+      for (const auto& source : example.images) urls.push_back(source.url());
+      images = urls.dump();
+    }
+    ids = tokenizer_->encode(text, {.add_special_tokens = false});
   } else {
-    require(example.prompt.size() == 1 && example.prompt[0].at("content").is_string(),
+    require(example.images.empty() && example.prompt.size() == 1 &&
+                example.prompt[0].at("content").is_string(),
             ErrorKind::kCorrupt, "prompt: without a chat template it is one message of text");
     ids = tokenizer_->encode(example.prompt[0].at("content").get<std::string>());
   }
   require(!ids.empty(), ErrorKind::kCorrupt, "prompt: has no tokens");
-  EncodedPrompt encoded{.example = std::move(example), .tokens = {ids.begin(), ids.end()}};
+  EncodedPrompt encoded{.example = std::move(example),
+                        .tokens = {ids.begin(), ids.end()},
+                        .images = std::move(images)};
   auto& tokens = encoded.tokens;
   const auto surplus = static_cast<std::int64_t>(tokens.size()) - data_.max_prompt_length;
   if (surplus <= 0) return encoded;
@@ -98,11 +115,39 @@ EncodedPrompt PromptEncoder::encode(PromptExample example, bool shows_tools) con
   require(!data_.filter_overlong_prompts, ErrorKind::kCorrupt,
           "prompt: {} tokens, more than data.max_prompt_length of {}", tokens.size(),
           data_.max_prompt_length);
+  require(encoded.images.empty(), ErrorKind::kCorrupt,
+          "prompt: {} tokens, more than data.max_prompt_length of {}, and one with images is not "
+          "cut",
+          tokens.size(), data_.max_prompt_length);
   if (data_.truncation == Truncation::kLeft)
     tokens.erase(tokens.begin(), tokens.begin() + surplus);
   else
     tokens.resize(static_cast<std::size_t>(data_.max_prompt_length));
   return encoded;
+}
+
+std::shared_ptr<const rollout::VisualPrompt> PromptEncoder::visual_prompt(
+    const std::string& images, std::span<const std::int64_t> prompt) const {
+  constexpr std::size_t kMostDecoded = 8;
+  if (images.empty()) return nullptr;
+  require(images_.has_value(), ErrorKind::kUsage,
+          "prompt: has images, and the model's images are not computed");
+  const auto found = std::ranges::find_if(decoded_, [&](const Decoded& one) {
+    return one.images == images && std::ranges::equal(one.prompt, prompt);
+  });
+  if (found != decoded_.end()) {
+    decoded_.splice(decoded_.begin(), decoded_, found);
+    return decoded_.front().visual;
+  }
+  std::vector<rollout::text::ImageSource> sources;
+  for (const auto& url : nlohmann::json::parse(images))
+    sources.push_back({.place = url.get<std::string>()});
+  decoded_.push_front({.images = images,
+                       .prompt = {prompt.begin(), prompt.end()},
+                       .visual = rollout::make_visual_prompt(
+                           *vision_, prompt, rollout::read_images(sources, *images_))});
+  if (decoded_.size() > kMostDecoded) decoded_.pop_back();
+  return decoded_.front().visual;
 }
 
 std::string PromptEncoder::decode(std::span<const std::int64_t> tokens,

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <list>
 #include <memory>
 #include <optional>
 #include <span>
@@ -12,6 +13,8 @@
 
 #include "rollout/text/chat_template.h"
 #include "rollout/text/tokenizer/tokenizer.h"
+#include "rollout/vision/prompt_images.h"
+#include "rollout/vision/visual_prompt.h"
 #include "trainer/config/ppo_config.h"
 #include "trainer/data/examples.h"
 
@@ -20,21 +23,30 @@ namespace ferry::trainer {
 struct EncodedPrompt {
   PromptExample example{};
   std::vector<std::int64_t> tokens{};
+  std::string images{};  // as PromptEncoder::visual_prompt() takes them; "": none
 };
 
 class PromptEncoder {
  public:
-  // tokenizer.json and the chat template of `folder`. Throws Error if there is no tokenizer.
-  // `tools`: the schemas of functions that the template shows to the model, or null.
+  // tokenizer.json, the chat template and the image processor of `folder`. Throws Error if there is
+  // no tokenizer. `tools`: the schemas of functions that the template shows to the model, or null.
+  // `config`: of a model that may see.
   PromptEncoder(const std::filesystem::path& folder,
                 const PpoDataConfig& data,
-                nlohmann::ordered_json tools = {});
+                nlohmann::ordered_json tools = {},
+                const models::TransformerConfig& config = {});
   ~PromptEncoder();
 
   // Without a chat template the prompt has to be one message: its text with the special tokens of
   // the tokenizer. Throws Error(kCorrupt), which makes the record malformed, for one that is not,
   // for one that is filtered, and for one without a token; Error(kUsage) for one that is too long.
   EncodedPrompt encode(PromptExample example, bool shows_tools = true) const;
+  // The images of a prompt, which is the beginning of `tokens`: decoded once for prompts that
+  // follow each other. Null where `images` is empty. Called by one thread at a time.
+  std::shared_ptr<const rollout::VisualPrompt> visual_prompt(
+      const std::string& images, std::span<const std::int64_t> prompt) const;
+  // Nothing for a model that does not see.
+  const std::optional<rollout::ImageReader>& image_reader() const { return images_; }
   // The whole of a conversation as a prompt, however long. Needs a chat template. `tools`: that it
   // shows, or null.
   std::vector<std::int64_t> encode_messages(const Messages& messages,
@@ -64,6 +76,15 @@ class PromptEncoder {
   std::optional<rollout::text::ChatTemplate> template_, tool_template_;
   nlohmann::ordered_json tools_;
   std::vector<std::int64_t> eos_token_ids_;
+  std::optional<models::VisionConfig> vision_;
+  std::optional<rollout::ImageReader> images_;
+  // The last ones, the newest first.
+  struct Decoded {
+    std::string images{};
+    std::vector<std::int64_t> prompt{};
+    std::shared_ptr<const rollout::VisualPrompt> visual{};
+  };
+  mutable std::list<Decoded> decoded_;
 };
 
 }  // namespace ferry::trainer

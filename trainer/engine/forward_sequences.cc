@@ -43,8 +43,8 @@ std::vector<at::Tensor> forward_sequences(const Pipeline& pipeline,
                                           const SequenceOptions& options) {
   const auto& mesh = pipeline.chunks.front()->mesh();
   auto* const routed_experts = options.routed_experts;
-  const auto batches =
-      pack_micro_batches(sequences, parts, mesh, options.scored, options.masks, options.visual);
+  const auto batches = pack_micro_batches(sequences, parts, mesh, options.scored, options.masks,
+                                          options.visual.sequences);
   std::int64_t num_tokens = 0;
   for (const auto& batch : batches) num_tokens += batch.num_tokens();
   std::vector<at::Tensor> of_batches(batches.size());  // on the last stage
@@ -61,11 +61,10 @@ std::vector<at::Tensor> forward_sequences(const Pipeline& pipeline,
     routes = recorder.emplace(pipeline, batches).routes();
   else if (routed_experts != nullptr)
     routes = replay_routes(pipeline, batches, parts, *routed_experts);
-  forward_backward(
-      pipeline, batches, keep,
-      {.forward_only = true,
-       .routes = routes,
-       .visual = visual_function(options.vision, pipeline.chunks, batches, parts, options.visual)});
+  forward_backward(pipeline, batches, keep,
+                   {.forward_only = true,
+                    .routes = routes,
+                    .visual = visual_function(options.visual, pipeline.chunks, batches, parts)});
 
   const auto numbers = at::TensorOptions().dtype(at::kFloat).device(mesh.world().device());
   const auto mine = mesh.is_last_stage() ? at::cat(of_batches).to(at::kFloat)

@@ -24,8 +24,7 @@ struct SequenceOptions {
   std::int64_t channels = 1;
   std::vector<at::Tensor> scored{};  // as of pack_micro_batches()
   std::vector<models::SamplingMask> masks{};
-  VisualSequences visual{};
-  rollout::VisionEncoder* vision = nullptr;  // of these
+  VisualInputs visual{};
   // If it is not null, it has where tokens go, of each sequence (router_replay.h); if it is empty,
   // it gets where they went.
   std::vector<at::Tensor>* routed_experts = nullptr;

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "distckpt/base/error.h"
+#include "trainer/plan/memory_needs.h"
 
 namespace ferry::trainer {
 namespace {
@@ -14,35 +15,28 @@ bool any_of(const VisualSequences& visual) {
   return std::ranges::any_of(visual, [](const auto& one) { return one != nullptr; });
 }
 
-// The embedding takes the place of images' tokens, and the first layers add to them.
-bool takes_images(const models::GPTModel& chunk) {
-  const auto& stage = chunk.stage();
-  const auto deepstack =
-      static_cast<std::int64_t>(chunk.config().vision->deepstack_visual_indexes.size());
-  return stage.pre_process ||
-         std::ranges::any_of(stage.layers, [&](auto layer) { return layer < deepstack; });
-}
+static_assert(rollout::VisionEncoder::kCachedTokens == kHeldImageTokens);
 
 }  // namespace
 
-VisualFunction visual_function(rollout::VisionEncoder* encoder,
+VisualFunction visual_function(const VisualInputs& visual,
                                const std::vector<models::GPTModel*>& chunks,
                                std::span<const models::SequencePartition> batches,
-                               std::span<const Partition> parts,
-                               const VisualSequences& visual) {
-  if (!any_of(visual)) return {};
-  require(encoder != nullptr, ErrorKind::kBug, "images for a model that does not see");
-  return [encoder, &chunks, batches, parts, &visual](std::size_t chunk,
-                                                     std::size_t i) -> models::VisualRows {
-    if (!takes_images(*chunks[chunk])) return {};
-    const auto& ends = batches[i].cu_seqlens();
-    rollout::VisualStep step;
-    for (std::size_t j = 0; j < parts[i].size(); ++j) {
-      const auto& images = visual[parts[i][j]];
-      if (images != nullptr) step.add(*images, *encoder, 0, ends[j + 1] - ends[j], ends[j]);
-    }
-    return batches[i].local(step.rows());
-  };
+                               std::span<const Partition> parts) {
+  if (!any_of(visual.sequences)) return {};
+  require(visual.vision != nullptr, ErrorKind::kBug, "images for a model that does not see");
+  return
+      [&visual, &chunks, batches, parts](std::size_t chunk, std::size_t i) -> models::VisualRows {
+        if (!takes_images(chunks[chunk]->config(), chunks[chunk]->stage())) return {};
+        const auto& ends = batches[i].cu_seqlens();
+        rollout::VisualStep step;
+        for (std::size_t j = 0; j < parts[i].size(); ++j) {
+          const auto& images = visual.sequences[parts[i][j]];
+          if (images != nullptr)
+            step.add(*images, *visual.vision, 0, ends[j + 1] - ends[j], ends[j]);
+        }
+        return batches[i].local(step.rows());
+      };
 }
 
 at::Tensor visual_positions(const VisualSequences& visual,

@@ -19,13 +19,17 @@ namespace ferry::trainer {
 // Images of each sequence, or null; empty: no sequence has some.
 using VisualSequences = std::vector<std::shared_ptr<const rollout::VisualPrompt>>;
 
+struct VisualInputs {
+  VisualSequences sequences{};
+  rollout::VisionEncoder* vision = nullptr;  // the tower
+};
+
 // Rows for the sequences' micro-batches `parts`, which are packed as `batches`. All outlive the
 // function, which is empty where no sequence has images.
-VisualFunction visual_function(rollout::VisionEncoder* encoder,
+VisualFunction visual_function(const VisualInputs& visual,
                                const std::vector<models::GPTModel*>& chunks,
                                std::span<const models::SequencePartition> batches,
-                               std::span<const Partition> parts,
-                               const VisualSequences& visual);
+                               std::span<const Partition> parts);
 
 // Positions in time, height and width of the sequences of a pack, whose lengths are given: [3,
 // tokens]; undefined if none has images.

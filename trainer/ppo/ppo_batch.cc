@@ -23,7 +23,7 @@ RolloutBatch prompt_batch(std::span<const EncodedPrompt> prompts,
   std::vector<std::int64_t> seeds;
   RolloutBatch known;
   for (std::size_t i = 0; i < prompts.size(); ++i) {
-    const auto& [example, prompt] = prompts[i];
+    const auto& [example, prompt, images] = prompts[i];
     require(!prompt.empty() && prompt.size() <= static_cast<std::size_t>(data.max_prompt_length),
             ErrorKind::kBug, "a prompt of {} tokens in {}", prompt.size(), data.max_prompt_length);
     for (std::int64_t sample = 0; sample < options.n; ++sample) {
@@ -34,6 +34,7 @@ RolloutBatch prompt_batch(std::span<const EncodedPrompt> prompts,
         known.raw_prompt.push_back(example.prompt.dump());
         known.agent_name.push_back(example.agent_name);
       }
+      if (options.keeps_images) known.images.push_back(images);
       known.data_source.push_back(example.data_source);
       known.ground_truth.emplace_back(example.reward_model.ground_truth);
       known.extra_info.emplace_back(example.extra_info.is_null()
@@ -46,6 +47,7 @@ RolloutBatch prompt_batch(std::span<const EncodedPrompt> prompts,
   batch.max_response_length = data.max_response_length;
   batch.seeds = at::tensor(seeds, at::kLong);
   batch.uid = std::move(known.uid);
+  batch.images = std::move(known.images);
   batch.raw_prompt = std::move(known.raw_prompt);
   batch.agent_name = std::move(known.agent_name);
   batch.data_source = std::move(known.data_source);

@@ -21,6 +21,7 @@ struct PromptBatchOptions {
   std::int64_t n = 1;           // rows of each prompt, one behind the other
   std::string uid_prefix{};     // of the groups: "<prefix><number>"
   bool keeps_messages = false;  // also in raw_prompt, with agent_name, for agents
+  bool keeps_images = false;    // of models that see
   std::uint64_t key = 0;        // of the draws: each row's seed is a function of it and the row
 };
 

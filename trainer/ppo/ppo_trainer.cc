@@ -19,7 +19,10 @@ PpoTrainer::PpoTrainer(const PpoConfig& config, models::World& world, PpoOutput 
       origin_(open_checkpoint(config.model)),
       config_(planned(config, *origin_, world, output.say)),
       tools_(shared_tools(config.rollout.agents, world)),
-      encoder_(tokenizer_folder(config.model, *origin_), config.data, tools_.schemas),
+      encoder_(tokenizer_folder(config.model, *origin_),
+               config.data,
+               tools_.schemas,
+               origin_->map.config),
       stream_(open_records(config.data, config.trainer.run, /*training=*/true)),
       total_steps_(total_training_steps(
           config.trainer.run,

@@ -36,7 +36,11 @@ Sampling training_sampling(const PpoConfig& config) {
 
 PromptParser prompt_parser(const PromptEncoder& encoder, const PpoConfig& config) {
   return [&](const Record& record) {
-    auto example = parse_prompt(record, config.data.prompt_key);
+    auto example = parse_prompt(record, config.data.prompt_key, config.data.image_key);
+    require(example.images.empty() || !(config.reward.enable || config.rollout.agents.enabled() ||
+                                        config.rollout.replicas.enabled()),
+            ErrorKind::kUsage,
+            "prompt: has images, which reward models, agents and replicas do not see");
     const auto loop = config.rollout.agents.loop_of(example.agent_name);
     return encoder.encode(std::move(example), /*shows_tools=*/loop == AgentLoopKind::kTool);
   };
@@ -92,6 +96,7 @@ RolloutBatch RolloutLoop::rows_of(std::span<const EncodedPrompt> prompts,
                             {.n = n,
                              .uid_prefix = fmt::format("{}-{}-", step, first),
                              .keeps_messages = config_.rollout.agents.enabled(),
+                             .keeps_images = encoder_.image_reader().has_value(),
                              .key = key});
   const auto& replay_dir = config_.rollout.agents.agent.replay_dir;
   const bool validates = draw == kValidation;  // behind the step before

@@ -5,6 +5,7 @@
 #include "converter/alignment/model_files.h"
 #include "models/certificate/host_threads.h"
 #include "models/pipeline_forward.h"
+#include "rollout/vision/vision_encoder.h"
 #include "trainer/config/ppo_rules.h"
 #include "trainer/engine/run_options.h"
 
@@ -31,6 +32,15 @@ RolloutEngine make_rollout(models::World& world,
     (void)converter::load_model(made.own, origin, {.round = true});
     made.model = made.own.front().get();
   }
+  std::shared_ptr<rollout::VisionEncoder> vision;
+  if (const auto& reader = encoder.image_reader()) {
+    const auto& of_actor = config.actor.megatron;
+    vision = std::make_shared<rollout::VisionEncoder>(
+        [&mesh, &origin, dtype = of_actor.dtype, alignment = of_actor.alignment] {
+          return converter::make_vision_model(origin.map.config, mesh, dtype, alignment, origin);
+        },
+        reader->config);
+  }
   made.engine = std::make_unique<rollout::LLMEngine>(
       *made.model,
       rollout::EngineOptions{
@@ -43,7 +53,8 @@ RolloutEngine make_rollout(models::World& world,
           .enable_chunked_prefill = rollout.enable_chunked_prefill,
           .enforce_eager = rollout.enforce_eager,
           .enable_return_routed_experts = config.actor.router_replay.mode == RouterReplayMode::kR3,
-          .eos_token_ids = encoder.eos_token_ids()});
+          .eos_token_ids = encoder.eos_token_ids(),
+          .vision = vision});
   made.agents = std::make_unique<AgentRunner>(
       rollout.agents, tools,
       AgentLimits{.max_prompt_length = config.data.max_prompt_length,

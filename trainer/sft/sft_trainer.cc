@@ -57,7 +57,7 @@ struct SftTrainer::Batch {
   std::vector<models::SequencePartition> parts{};  // micro-batches
   std::vector<at::Tensor> labels{}, weights{};     // of each, this rank's part
   std::vector<Partition> sequences{};              // of each, into those of this rank
-  VisualSequences visual{};                        // of these
+  VisualInputs visual{};                           // of these
   std::int64_t learned = 0;                        // of all data parallel ranks
   std::vector<std::int64_t> seqlens{};             // of all data parallel ranks
   std::vector<std::int64_t> tokens_of_ranks{};
@@ -126,7 +126,7 @@ SftTrainer::Batch SftTrainer::make_batch(const std::vector<Conversation>& conver
   for (const auto& conversation : shard_of(conversations, mesh_.coordinates().dp, dp)) {
     const auto example = encoder_.encode(conversation);
     examples.push_back(tensors_of(example));
-    batch.visual.push_back(example.visual);
+    batch.visual.sequences.push_back(example.visual);
     tokens.push_back(examples.back().tokens);
     scored.push_back(examples.back().weights.ne(0));
     seqlens.push_back(examples.back().tokens.size(0));
@@ -141,7 +141,8 @@ SftTrainer::Batch SftTrainer::make_batch(const std::vector<Conversation>& conver
   const auto size = config_.micro_batches();
   const auto parts = engine_.micro_batches(
       seqlens, size, size.max_token_len(mesh_.shape().cp(), config_.data.max_length));
-  batch.parts = pack_micro_batches(tokens, parts, mesh_, scored, {}, batch.visual);
+  batch.parts = pack_micro_batches(tokens, parts, mesh_, scored, {}, batch.visual.sequences);
+  batch.visual.vision = vision_.get();
   batch.sequences = parts;
   for (std::size_t i = 0; i < parts.size(); ++i) {
     std::vector<at::Tensor> labels;
@@ -168,13 +169,12 @@ double SftTrainer::run_batch(const Batch& batch,
                                             batch.parts[i].scored());
     return {.loss = result.loss, .metrics = {{"loss", result.loss.detach()}}};
   };
-  const auto metrics =
-      forward_backward(engine_.pipeline(forward_only), batch.parts, loss,
-                       {.forward_only = forward_only,
-                        .grad_scale = engine_.optimizer().loss_scale(),
-                        .observe = observe,
-                        .visual = visual_function(vision_.get(), engine_.chunks(), batch.parts,
-                                                  batch.sequences, batch.visual)});
+  const auto metrics = forward_backward(
+      engine_.pipeline(forward_only), batch.parts, loss,
+      {.forward_only = forward_only,
+       .grad_scale = engine_.optimizer().loss_scale(),
+       .observe = observe,
+       .visual = visual_function(batch.visual, engine_.chunks(), batch.parts, batch.sequences)});
   double mine = 0;
   // Tensor parallel ranks have the same loss.
   if (mesh_.is_last_stage() && mesh_.coordinates().tp == 0) {

@@ -12,7 +12,8 @@ LogProbs compute_log_prob(const Pipeline& pipeline,
                           const RolloutBatch& batch,
                           const std::vector<Partition>& parts,
                           double temperature,
-                          bool record_routes) {
+                          bool record_routes,
+                          const VisualInputs& visual) {
   const TokenFunction say = [&](const models::GPTModel& model, const at::Tensor& hidden,
                                 const models::SequencePartition& pack) {
     const auto result = model.log_probs(hidden, pack.tokens_behind(1), temperature, pack.scored(),
@@ -26,6 +27,7 @@ LogProbs compute_log_prob(const Pipeline& pipeline,
                         {.channels = 2,
                          .scored = scored_of(batch),
                          .masks = sampling_masks_of(batch),
+                         .visual = visual,
                          .routed_experts = records || !routes.empty() ? &routes : nullptr}));
   return {.log_probs = both.select(1, 0).contiguous(),
           .entropys = both.select(1, 1).contiguous(),

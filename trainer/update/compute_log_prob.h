@@ -9,6 +9,7 @@
 
 #include "trainer/engine/pipeline/pipeline_schedule.h"
 #include "trainer/engine/seqlen_balancing.h"
+#include "trainer/engine/visual_inputs.h"
 #include "trainer/update/rollout_batch.h"
 
 namespace ferry::trainer {
@@ -24,11 +25,12 @@ struct LogProbs {
 // as many parts on all ranks. Logits are divided by the temperature; a token that the batch's
 // sampling mask leaves out has probability 0. Tokens go where batch.routed_experts says; if it is
 // not known and `record_routes`, the experts that routers choose are returned. The same on all
-// ranks of a data parallel rank.
+// ranks of a data parallel rank. `visual`: images of the rows.
 LogProbs compute_log_prob(const Pipeline& pipeline,
                           const RolloutBatch& batch,
                           const std::vector<Partition>& parts,
                           double temperature = 1,
-                          bool record_routes = false);
+                          bool record_routes = false,
+                          const VisualInputs& visual = {});
 
 }  // namespace ferry::trainer

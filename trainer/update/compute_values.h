@@ -10,6 +10,7 @@
 
 #include "trainer/engine/pipeline/pipeline_schedule.h"
 #include "trainer/engine/seqlen_balancing.h"
+#include "trainer/engine/visual_inputs.h"
 
 namespace ferry::trainer {
 
@@ -22,7 +23,8 @@ void require_value_head(const Pipeline& pipeline);
 // label.
 std::vector<at::Tensor> compute_values(const Pipeline& pipeline,
                                        const std::vector<at::Tensor>& sequences,
-                                       const std::vector<Partition>& parts);
+                                       const std::vector<Partition>& parts,
+                                       const VisualInputs& visual = {});
 
 // [sequences], fp32, on the host: the scores at their last tokens. Throws Error(kUsage) unless the
 // head is a classification of sequences or tokens of one label.

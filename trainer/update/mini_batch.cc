@@ -47,8 +47,9 @@ std::vector<at::Tensor> rows_of(const RolloutBatch& batch, const at::Tensor& of_
 
 MiniBatch::MiniBatch(const RolloutBatch& batch,
                      std::vector<Partition> parts,
-                     const models::ParallelState& mesh)
-    : batch_(batch), parts_(std::move(parts)), mesh_(mesh) {
+                     const models::ParallelState& mesh,
+                     VisualInputs visual)
+    : batch_(batch), parts_(std::move(parts)), mesh_(mesh), visual_(std::move(visual)) {
   for (std::int64_t row = 0; row < batch.size(); ++row)
     require(batch.prompt_length(row) > 0 && batch.response_length(row) > 0, ErrorKind::kUsage,
             "a row of {} tokens, {} of the prompt: it takes one of each at least",
@@ -59,7 +60,7 @@ MiniBatch::MiniBatch(const RolloutBatch& batch,
   batch_num_tokens_ = counts[0].item<std::int64_t>();
   global_batch_size_ = counts[1].item<std::int64_t>();
   packs_ = pack_micro_batches(batch.sequences(), parts_, mesh, scored_of(batch),
-                              sampling_masks_of(batch));
+                              sampling_masks_of(batch), visual_.sequences);
 }
 
 GlobalBatchInfo MiniBatch::info(double loss_scale_factor) const {
@@ -102,7 +103,9 @@ at::Tensor MiniBatch::of_column(std::size_t i, const at::Tensor& column) const {
 std::map<std::string, double> MiniBatch::run(const Pipeline& pipeline,
                                              const LossFunction& loss,
                                              double grad_scale) const {
-  ForwardBackwardOptions options{.grad_scale = grad_scale};
+  ForwardBackwardOptions options{
+      .grad_scale = grad_scale,
+      .visual = visual_function(visual_, pipeline.chunks, packs_, parts_)};
   if (batch_.routed_experts.defined())
     options.routes =
         replay_routes(pipeline, packs_, parts_, rows_of(batch_, batch_.routed_experts));

@@ -13,6 +13,7 @@
 #include "trainer/algorithms/agg_loss.h"
 #include "trainer/engine/pipeline/pipeline_schedule.h"
 #include "trainer/engine/seqlen_balancing.h"
+#include "trainer/engine/visual_inputs.h"
 #include "trainer/update/rollout_batch.h"
 
 namespace ferry::trainer {
@@ -34,7 +35,8 @@ class MiniBatch {
   // prompt or a response.
   MiniBatch(const RolloutBatch& batch,
             std::vector<Partition> parts,
-            const models::ParallelState& mesh);
+            const models::ParallelState& mesh,
+            VisualInputs visual = {});
 
   const models::SequencePartition& pack(std::size_t i) const { return packs_[i]; }
   // Sums over all ranks: tokens of the response masks, and rows, also those without such a token: a
@@ -61,6 +63,7 @@ class MiniBatch {
   const RolloutBatch& batch_;
   std::vector<Partition> parts_;
   const models::ParallelState& mesh_;
+  VisualInputs visual_;
   std::vector<models::SequencePartition> packs_;
   std::int64_t batch_num_tokens_ = 0;
   std::int64_t global_batch_size_ = 0;

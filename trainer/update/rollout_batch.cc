@@ -189,6 +189,7 @@ RolloutBatch RolloutBatch::without_columns() const {
 RolloutBatch RolloutBatch::only(std::initializer_list<at::Tensor RolloutBatch::*> columns) const {
   auto batch = without_columns();
   give(batch, &RolloutBatch::tokens);
+  batch.images = images;
   for (const auto column : columns) give(batch, column);
   return batch;
 }

@@ -68,6 +68,7 @@ struct RolloutBatch {
   std::vector<std::string> uid{};  // of the prompt: rows that share it are a group
   std::vector<std::string> data_source{};
   std::vector<nlohmann::json> ground_truth{}, extra_info{}, reward_extra_info{};
+  std::vector<std::string> images{};      // of the prompt (PromptEncoder::visual_prompt())
   std::vector<std::string> raw_prompt{};  // the messages of the prompt, JSON
   std::vector<std::string> agent_name{};  // of the loop that answers; "": the default one
   std::vector<nlohmann::json> replay{};   // exchanges that a session repeats
@@ -113,7 +114,8 @@ struct RolloutBatch {
 
   // The lengths alone: for the columns of an answer.
   RolloutBatch without_columns() const;
-  // The lengths, the tokens and these columns, as far as they are known or kept: what a call reads.
+  // The lengths, tokens, images and these columns, as far as they are known or kept: what a call
+  // reads.
   RolloutBatch only(std::initializer_list<at::Tensor RolloutBatch::*> columns) const;
   // Gives a batch of the same rows this column, if it is known or kept.
   void give(RolloutBatch& to, at::Tensor RolloutBatch::*column) const;

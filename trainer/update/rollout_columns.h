@@ -43,6 +43,7 @@ void each_column(Visit&& visit) {
   visit("ground_truth", Per::kRow, &Batch::ground_truth);
   visit("extra_info", Per::kRow, &Batch::extra_info);
   visit("reward_extra_info", Per::kRow, &Batch::reward_extra_info);
+  visit("images", Per::kRow, &Batch::images);
   visit("raw_prompt", Per::kRow, &Batch::raw_prompt);
   visit("agent_name", Per::kRow, &Batch::agent_name);
   visit("replay", Per::kRow, &Batch::replay);

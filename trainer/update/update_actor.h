@@ -12,6 +12,7 @@
 #include "trainer/algorithms/ppo_loss.h"
 #include "trainer/engine/pipeline/pipeline_schedule.h"
 #include "trainer/engine/seqlen_balancing.h"
+#include "trainer/engine/visual_inputs.h"
 #include "trainer/update/rollout_batch.h"
 
 namespace ferry::trainer {
@@ -21,6 +22,7 @@ struct ActorUpdate {
   double temperature = 1;        // of the draws
   double loss_scale_factor = 0;  // of seq-mean-token-sum-norm
   at::Tensor cov_tokens{};       // [response tokens], bool, of select_cov_tokens()
+  VisualInputs visual{};         // of the batch's rows
 };
 
 // Called by all ranks of the mesh, with the rows of their data parallel rank and the parts of each

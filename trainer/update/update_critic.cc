@@ -11,7 +11,7 @@ std::map<std::string, double> update_critic(const Pipeline& pipeline,
                                             const CriticUpdate& update,
                                             double grad_scale) {
   require_value_head(pipeline);
-  const MiniBatch mini_batch(batch, parts, pipeline.chunks.front()->mesh());
+  const MiniBatch mini_batch(batch, parts, pipeline.chunks.front()->mesh(), update.visual);
   if (mini_batch.teaches_nothing()) return {};
   const auto info = mini_batch.info(update.loss_scale_factor);
   const LossFunction loss = [&](const models::GPTModel& model, const at::Tensor& hidden,

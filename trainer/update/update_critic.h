@@ -10,6 +10,7 @@
 #include "trainer/algorithms/ppo_loss.h"
 #include "trainer/engine/pipeline/pipeline_schedule.h"
 #include "trainer/engine/seqlen_balancing.h"
+#include "trainer/engine/visual_inputs.h"
 #include "trainer/update/rollout_batch.h"
 
 namespace ferry::trainer {
@@ -17,6 +18,7 @@ namespace ferry::trainer {
 struct CriticUpdate {
   CriticLossConfig loss{};
   double loss_scale_factor = 0;  // of seq-mean-token-sum-norm
+  VisualInputs visual{};         // of the batch's rows
 };
 
 // Called as update_actor() is, on a model that compute_values() takes. Reads response_mask, values

@@ -55,6 +55,7 @@ std::vector<Session> sessions_of(const RolloutBatch& prompts, const AgentSection
     const auto tokens = prompts.prompt(row);
     session.prompt.assign(tokens.begin(), tokens.end());
     session.seed = static_cast<std::uint64_t>(prompts.seeds[row].item<std::int64_t>());
+    if (!prompts.images.empty()) session.images = prompts.images[index];
     if (prompts.data_source.empty()) continue;
     session.task = {{"data_source", prompts.data_source[index]},
                     {"ground_truth", prompts.ground_truth[index]},
@@ -131,6 +132,8 @@ ActorRolloutRefWorker::~ActorRolloutRefWorker() = default;
 void ActorRolloutRefWorker::init_rollout(const PromptEncoder& encoder,
                                          const Tools& tools,
                                          RewardManager* rewards) {
+  for (auto* const role : {actor_.get(), ref_.get()})
+    if (role != nullptr) role->see(encoder);
   const auto& rollout = config_.rollout;
   const auto resting = config_.actor.megatron;
   const bool shares_memory = config_.rollout_shares_memory();
@@ -333,7 +336,8 @@ LogProbs ActorRolloutRefWorker::log_probs(MegatronWorker& worker,
                                           bool record_routes) const {
   return trainer::compute_log_prob(worker.engine().pipeline(/*forward_only=*/true), batch,
                                    worker.micro_batches(batch, size, config_.longest_sequence()),
-                                   config_.rollout.temperature, record_routes);
+                                   config_.rollout.temperature, record_routes,
+                                   worker.visual_inputs(batch));
 }
 
 RolloutBatch ActorRolloutRefWorker::compute_log_prob(const RolloutBatch& batch) {
@@ -397,6 +401,7 @@ UpdateOutput ActorRolloutRefWorker::update_actor(const RolloutBatch& batch, std:
                           if (needs_cov_tokens(options.loss.policy_loss.loss_mode))
                             options.cov_tokens =
                                 cov_tokens(mini_batch, options.loss.policy_loss, step, number++);
+                          options.visual = actor_->visual_inputs(mini_batch);
                           return trainer::update_actor(
                               actor_->engine().pipeline(), mini_batch,
                               actor_->micro_batches(mini_batch, config_.actor_micro_batches(),

@@ -31,17 +31,19 @@ RolloutBatch CriticWorker::compute_values(const RolloutBatch& batch) {
   auto answer = batch.without_columns();
   answer.values = batch.responses_of(trainer::compute_values(
       engine().pipeline(/*forward_only=*/true), batch.sequences(),
-      micro_batches(batch, config_.critic_micro_batches(), config_.longest_sequence())));
+      micro_batches(batch, config_.critic_micro_batches(), config_.longest_sequence()),
+      visual_inputs(batch)));
   return answer;
 }
 
 UpdateOutput CriticWorker::update_critic(const RolloutBatch& batch) {
   const auto aggregation = config_.critic_loss_aggregation();
-  const CriticUpdate options{.loss = {.cliprange_value = config_.critic.cliprange_value,
-                                      .loss_agg_mode = aggregation.loss_agg_mode},
-                             .loss_scale_factor = aggregation.loss_scale_factor};
+  CriticUpdate options{.loss = {.cliprange_value = config_.critic.cliprange_value,
+                                .loss_agg_mode = aggregation.loss_agg_mode},
+                       .loss_scale_factor = aggregation.loss_scale_factor};
   return update(
       batch, config_.critic_mini_batches(), [&](const RolloutBatch& mini_batch, double grad_scale) {
+        options.visual = visual_inputs(mini_batch);
         return trainer::update_critic(
             engine().pipeline(), mini_batch,
             micro_batches(mini_batch, config_.critic_micro_batches(), config_.longest_sequence()),

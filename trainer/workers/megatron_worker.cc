@@ -1,5 +1,6 @@
 #include "trainer/workers/megatron_worker.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "distckpt/base/error.h"
@@ -13,6 +14,33 @@ MegatronWorker::MegatronWorker(models::World& world,
       engine_(std::make_unique<MegatronEngine>(world, std::move(options))),
       resting_(resting) {
   engine_->offload().to_host(resting_);
+}
+
+void MegatronWorker::see(const PromptEncoder& encoder) {
+  const auto& own = engine_->chunks().front()->config().vision;
+  const auto& reader = encoder.image_reader();
+  if (!own || !reader) return;
+  const auto& images = reader->config;
+  require(images.patch_size == own->patch_size &&
+              images.temporal_patch_size == own->temporal_patch_size &&
+              images.merge_size == own->spatial_merge_size,
+          ErrorKind::kUsage, "{}: its vision tower takes other patches than the actor's",
+          name_of(engine_->options().role));
+  prompts_ = &encoder;
+  vision_ = engine_->make_vision_encoder(images);
+}
+
+VisualInputs MegatronWorker::visual_inputs(const RolloutBatch& batch) const {
+  if (std::ranges::all_of(batch.images, [](const auto& of_row) { return of_row.empty(); }))
+    return {};
+  require(vision_ != nullptr, ErrorKind::kUsage,
+          "{}: prompts have images, which its model does not see",
+          name_of(engine_->options().role));
+  VisualInputs inputs{.vision = vision_.get()};
+  for (std::int64_t row = 0; row < batch.size(); ++row)
+    inputs.sequences.push_back(
+        prompts_->visual_prompt(batch.images[static_cast<std::size_t>(row)], batch.prompt(row)));
+  return inputs;
 }
 
 MegatronWorker::Awake::Awake(const MegatronWorker& worker, OffloadFlags needed)

@@ -10,10 +10,13 @@
 #include <vector>
 
 #include "models/distributed/world.h"
+#include "rollout/vision/vision_encoder.h"
 #include "trainer/config/ppo_config.h"
+#include "trainer/dataset/prompt_examples.h"
 #include "trainer/engine/megatron_engine.h"
 #include "trainer/engine/peak_memory.h"
 #include "trainer/engine/seqlen_balancing.h"
+#include "trainer/engine/visual_inputs.h"
 #include "trainer/update/rollout_batch.h"
 #include "trainer/workers/worker_group.h"
 
@@ -34,6 +37,13 @@ class MegatronWorker {
   MegatronWorker(models::World& world, MegatronEngineOptions options, OffloadFlags resting);
   MegatronWorker(const MegatronWorker&) = delete;
   MegatronWorker& operator=(const MegatronWorker&) = delete;
+
+  // Images in prompts are those of this encoder, which outlives this. Throws Error(kUsage) for a
+  // tower that cuts images into other patches.
+  void see(const PromptEncoder& encoder);
+  // The images of the batch's rows. Throws Error(kUsage) where it has some, and the model does not
+  // see.
+  VisualInputs visual_inputs(const RolloutBatch& batch) const;
 
   Dispatch dispatch() const { return megatron_compute_proto(engine_->mesh()); }
   MegatronEngine& engine() const { return *engine_; }
@@ -79,6 +89,8 @@ class MegatronWorker {
   models::World& world_;
   std::unique_ptr<MegatronEngine> engine_;
   OffloadFlags resting_;
+  const PromptEncoder* prompts_ = nullptr;          // of models that see
+  std::unique_ptr<rollout::VisionEncoder> vision_;  // theirs
 };
 
 }  // namespace ferry::trainer

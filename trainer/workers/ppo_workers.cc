@@ -92,6 +92,7 @@ PpoWorkers::PpoWorkers(models::World& world,
   if (config.reward.enable && has_role(config.reward.ranks, world.rank()))
     reward_model_ =
         std::make_unique<RewardModelWorker>(world, config, open_checkpoint(config.reward.model));
+  if (critic_) critic_->see(encoder);
   memory_.add(of(critic_.get()));
   memory_.add(of(reward_model_.get()));
   memory_.run({.name = "the rollout"}, [&] {
@@ -313,6 +314,7 @@ RolloutBatch PpoWorkers::keep_rows(const RolloutBatch& batch) {
 
 RolloutBatch PpoWorkers::compute_reward(const RolloutBatch& batch) {
   auto asked = batch.only({});
+  asked.images.clear();
   asked.agent_name = batch.agent_name;
   asked.agent_info = batch.agent_info;
   asked.data_source = batch.data_source;

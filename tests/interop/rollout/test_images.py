@@ -70,9 +70,10 @@ def same(ours, theirs):
     return ours.shape == theirs.shape and torch.equal(ours.contiguous().view(torch.uint8), theirs.contiguous().view(torch.uint8))
 
 
-def run_tool(checkpoint, dtype, folder, files):
+def run_tool(checkpoint, dtype, folder, files, sequences=()):
     folder.mkdir()
-    done = subprocess.run([TOOL, checkpoint, dtype, folder, *files], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=120)
+    done = subprocess.run([TOOL, checkpoint, dtype, folder, *files], input="".join(json.dumps(one) + "\n" for one in sequences),
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -145,6 +146,24 @@ def check_answers(checkpoint, chats, options, dtype="bfloat16"):
 @pytest.mark.parametrize("options", [(), ("--max-num-batched-tokens", 40, "--max-num-seqs", 8), ("--tp", 2), ("--n", 2, "--temperature", 1, "--seed", 3, "--num-blocks", 24)])
 def test_answers_have_the_bits_of_transformers(options, checkpoint, images):
     check_answers(checkpoint, conversations(images), options)
+
+
+def test_sequences_that_are_trained_on_have_the_bits_of_transformers_in_a_pack(checkpoint, images, tmp_path):
+    import torch
+    model, processor = load_peer(checkpoint)
+    chats = [chat + [{"role": "assistant", "content": "that one"}] for chat in conversations(images)]
+    files, sequences, theirs = [], [], []
+    for chat in chats:
+        inputs = processor.apply_chat_template(chat, tokenize=True, return_dict=True, return_tensors="pt")
+        inputs.pop("attention_mask")
+        with torch.no_grad():
+            theirs.append(model(**inputs).logits[0])
+        seen = [part["image"] for message in chat if isinstance(message["content"], list) for part in message["content"] if "image" in part]
+        files += seen
+        sequences.append({"tokens": inputs["input_ids"][0].tolist(), "images": len(seen)})
+    shapes = run_tool(checkpoint, "bfloat16", tmp_path / "out", files, sequences)
+    for i, logits in enumerate(theirs):
+        assert same(read(tmp_path / "out", f"logits.{i}", shapes[f"logits.{i}"], torch.bfloat16), logits)
 
 
 def test_answers_in_fp32_too(dense, images):

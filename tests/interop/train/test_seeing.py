@@ -1,11 +1,15 @@
 """Models that also see: trained as language models, beside which their towers go along as they were; Qwen3-VL also on conversations with images, beside
-transformers and torch's AdamW."""
+transformers and torch's AdamW, and by reinforcement learning from prompts with images: what the actor computes is what the rollout has said, and both what
+transformers computes (the regime of rollout/test_images.py)."""
 import json
+import shutil
 
 import pytest
 
+import ppo_run
 import seeing_model
-from ranks import TORCH_PROGRAM, finish
+from ppo_run import ACTOR, REF, ROLLOUT, samples
+from ranks import TORCH_PROGRAM, finish, start_training
 from sft_run import BATCH, STEPS, conversations, settings, start_ranks, train, write_rows, write_tokenizer
 from support import run_ok
 from tiny_models import make_wrapped
@@ -152,7 +156,6 @@ def test_the_loss_of_a_pack_in_bf16_is_that_of_the_logits_of_transformers(world,
 def test_an_image_of_many_patches_attends_in_parts(world, tmp_path):
     """1,564 patches: six parts of the queries, not alike. As above."""
     import numpy as np
-    import shutil
     import transformers
     from PIL import Image
     shutil.copytree(world, tmp_path / "world")
@@ -230,3 +233,178 @@ def test_images_that_do_not_fit_are_named(world, tmp_path):
     assert "none.png" in trouble([row([image | {"image": str(tmp_path / "none.png")}])])
     assert "is an address" in trouble([row([image | {"image": "https://example.org/a.png"}])])
     assert "image 1 has" in trouble([row([image, {"type": "text", "text": "what"}])], **{"data.max_length": 12, "data.truncation": "left"})
+
+
+# ----------------------------------------------------------------------------------------------- reinforcement learning
+
+
+RL_TP, RL_PP, RL_CP = (f"{ACTOR}.megatron.{name}_parallel_size" for name in ("tensor_model", "pipeline_model", "context"))
+SIZES = [(40, 56), (33, 90), (61, 44), (64, 64)]
+
+
+@pytest.fixture(scope="module")
+def rl_world(tmp_path_factory):
+    """A model in bf16, and prompts about two images, about one and about none, in verl's form."""
+    folder = tmp_path_factory.mktemp("seeing_rl")
+    (folder / "model").mkdir()
+    seeing_model.write_model(folder / "model", "Qwen3VL")
+    (folder / "reward.py").write_text(ppo_run.REWARD)
+    write_rows(folder / "train.jsonl", prompts(folder, 0))
+    return folder
+
+
+def prompts(folder, seed):
+    """The seed changes the pixels of images, not their sizes."""
+    import numpy as np
+    from PIL import Image
+    random = np.random.default_rng(seed)
+    rows = []
+    for i, (height, width) in enumerate(SIZES):
+        name = str(folder / f"{seed}.{i}.png")
+        Image.fromarray(random.integers(0, 256, (height, width, 3), dtype=np.uint8)).save(name)
+        rows.append(row("<image> what is this" if i % 2 else "<image> and <image> in that", [{"path": name}] * (1 if i % 2 else 2)))
+    return [*rows, row("what is this", None)]
+
+
+def row(content, images):
+    return {"data_source": "seeing", "prompt": [{"role": "user", "content": content}], "images": images,
+            "reward_model": {"style": "rule", "ground_truth": "one"}}
+
+
+def rl_settings(**more):
+    return {"data.max_prompt_length": 300, f"{ACTOR}.ppo_max_token_len_per_gpu": 700, f"{ACTOR}.megatron.dtype": "bfloat16",
+            f"{ROLLOUT}.max_num_batched_tokens": 512, f"{ROLLOUT}.kv_cache_bytes": 8 << 20, f"{ACTOR}.optim.lr": 1e-2, "data.shuffle": False,
+            "data.train_batch_size": 5, f"{ACTOR}.ppo_mini_batch_size": 5} | more
+
+
+@pytest.fixture(scope="module")
+def alone(rl_world):
+    return ppo_run.train(rl_world, rl_world / "alone", **rl_settings())
+
+
+RL_MESHES = {
+    "tp2": (2, {RL_TP: 2, f"{ROLLOUT}.enable_chunked_prefill": True, f"{ROLLOUT}.max_num_batched_tokens": 48}),
+    "dp2": (2, {f"{ACTOR}.use_dynamic_bsz": True}),
+    "pp2 to dp2, with a reference": (2, {RL_PP: 2, f"{ACTOR}.use_kl_loss": True}),
+    "cp2": (2, {RL_CP: 2}),
+    "roles on ranks of their own": (3, {f"{ACTOR}.ranks": [0], f"{ROLLOUT}.ranks": [1], f"{REF}.ranks": [2], f"{ACTOR}.use_kl_loss": True}),
+}
+
+
+@pytest.mark.parametrize("mesh", RL_MESHES)
+def test_actors_on_any_mesh_say_exactly_what_the_rollout_said(mesh, rl_world, alone, tmp_path):
+    ranks, more = RL_MESHES[mesh]
+    if mesh != "dp2":
+        found = ppo_run.train(rl_world, tmp_path / "run", ranks, **rl_settings(**more))
+    else:
+        found = ppo_run.train(rl_world, tmp_path / "run", ranks, **rl_settings(**more | {"data.train_batch_size": 4, f"{ACTOR}.ppo_mini_batch_size": 4}))
+    assert len(found) == 2
+    for step in (*found.values(), *alone.values()):
+        assert step["training/rollout_probs_diff_max"] == step["rollout_corr/kl"] == step["actor/ppo_kl"] == 0
+    expected = samples(rl_world / "alone", 1)
+    assert samples(tmp_path / "run", 1) == (expected if mesh != "dp2" else expected[:8])
+
+
+def test_the_actor_s_log_probabilities_are_those_of_transformers(rl_world, tmp_path):
+    """A prompt and two answers of a token a step, at a rate of nothing: the logarithm of a step's perplexity is the mean of two log-probabilities."""
+    one = rl_settings(**{"data.train_batch_size": 1, f"{ACTOR}.ppo_mini_batch_size": 1, "data.max_response_length": 1,
+                      "data.max_prompt_length": 300, "trainer.total_training_steps": 50, f"{ACTOR}.optim.lr": 1e-30, f"{ACTOR}.optim.weight_decay": 0.0,
+                      "trainer.total_epochs": 10})
+    found = ppo_run.train(rl_world, tmp_path / "run", **one)
+    peer = seeing_model.load_peer(rl_world / "model")
+    texts = peer[1].tokenizer.batch_decode([[i] for i in range(304)], skip_special_tokens=False)
+    compared = set()
+    for step, metrics in found.items():
+        found_tokens = [[i for i, text in enumerate(texts) if text == sample["output"]] for sample in samples(tmp_path / "run", step)]
+        if {len(tokens) for tokens in found_tokens} != {1} or [5] in found_tokens:  # parts of characters, and those of images
+            continue
+        number = (step - 1) % 5
+        given = json.loads((rl_world / "train.jsonl").read_text().splitlines()[number])
+        text = given["prompt"][0]["content"].split("<image>")
+        parts = [{"type": "text", "text": text[0]}] if text[0] else []
+        for image, words in zip(given["images"] or [], text[1:], strict=True):
+            parts += [{"type": "image", "image": image["path"]}, {"type": "text", "text": words}]
+        log_probs = seeing_model.answer_log_probs(peer, [{"role": "user", "content": parts}], found_tokens[0])[0]
+        expected = sum(float(log_probs[tokens[0]]) for tokens in found_tokens) / 2
+        assert -metrics["rollout_corr/training_log_ppl"] == pytest.approx(expected, rel=1e-6), step
+        compared.add(number)
+    assert len(compared) > 2
+
+
+def test_a_critic_sees_as_the_actor_does_on_any_mesh(rl_world, tmp_path):
+    ppo = rl_settings(**ppo_run.WITH_CRITIC | {"critic.ppo_max_token_len_per_gpu": 700, "critic.megatron.dtype": "bfloat16", "critic.ppo_mini_batch_size": 4,
+                                            "data.train_batch_size": 4, f"{ACTOR}.ppo_mini_batch_size": 4, "trainer.total_training_steps": 3})
+    found = ppo_run.train(rl_world, tmp_path / "alone", 1, "ppo", **ppo)
+    again = ppo_run.train(rl_world, tmp_path / "tp2", 2, "ppo", **ppo | {"critic.megatron.tensor_model_parallel_size": 2})
+    assert found[3]["critic/vpred_mean"] != 0
+    for step, metrics in found.items():
+        assert metrics["training/rollout_probs_diff_max"] == again[step]["training/rollout_probs_diff_max"] == 0
+        assert samples(tmp_path / "alone", step) == samples(tmp_path / "tp2", step)
+        for name in ("critic/vpred_mean", "critic/vf_loss", "critic/grad_norm"):
+            assert again[step][name] == pytest.approx(metrics[name], rel=1e-3, abs=1e-6), name
+
+
+def test_what_is_learned_depends_on_the_pixels_and_the_tower_stays(rl_world, alone, tmp_path):
+    import torch
+    import transformers
+    saving = {"checkpoint.save_freq": 1, "checkpoint.save_hf": True}
+    write_rows(tmp_path / "other.jsonl", prompts(tmp_path, 1))
+    other = ppo_run.train(rl_world, tmp_path / "run", **rl_settings(**saving | {"data.train_files": [str(tmp_path / "other.jsonl")]}))
+    assert other[1]["prompt_length/mean"] == alone[1]["prompt_length/mean"] > 60
+    assert other[1]["actor/entropy"] != alone[1]["actor/entropy"]
+    before, after = (transformers.AutoModelForImageTextToText.from_pretrained(folder).state_dict()
+                     for folder in (rl_world / "model", tmp_path / "run/actor/hf_model"))
+    assert before.keys() == after.keys()
+    changed = {name for name in before if not torch.equal(before[name].float(), after[name].float())}
+    assert changed and not [name for name in changed if "language_model" not in name and name != "lm_head.weight"]
+
+
+def test_a_run_with_images_resumes_with_the_same_numbers(rl_world, alone, tmp_path):
+    again = ppo_run.train(rl_world, tmp_path / "run", **rl_settings(**{"checkpoint.save_freq": 1, "trainer.total_training_steps": 1}))
+    again = ppo_run.train(rl_world, tmp_path / "run", **rl_settings(**{"checkpoint.save_freq": 1, "trainer.total_training_steps": 2}))
+    assert again.keys() == alone.keys()
+    for name in ("actor/entropy", "actor/grad_norm", "critic/score/mean", "rollout_corr/training_log_ppl"):
+        assert again[2][name] == alone[2][name], name
+    assert samples(tmp_path / "run", 2) == samples(rl_world / "alone", 2)
+
+
+def test_images_are_read_from_parquet_from_parts_and_from_a_column_of_another_name(rl_world, alone, tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+    rows = prompts(rl_world, 0)
+    columns, parts = [], []
+    for one in rows:
+        files = [image["path"] for image in one["images"] or []]
+        columns.append({key: value for key, value in one.items() if key != "images"} |
+                       {"pictures": [{"bytes": open(file, "rb").read(), "path": None} for file in files]})
+        text = one["prompt"][0]["content"].split("<image>")
+        content = [{"type": "text", "text": text[0]}] if text[0] else []
+        for file, words in zip(files, text[1:], strict=True):
+            content += [{"type": "image", "image": file}, {"type": "text", "text": words}]
+        parts.append({key: value for key, value in one.items() if key != "images"} | {"prompt": [{"role": "user", "content": content}]})
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(columns), tmp_path / "train.parquet")
+    write_rows(tmp_path / "parts.jsonl", parts)
+    for file, more in [("train.parquet", {"data.image_key": "pictures"}), ("parts.jsonl", {})]:
+        found = ppo_run.train(rl_world, tmp_path / file.split(".")[1], **rl_settings(**more | {"data.train_files": [str(tmp_path / file)]}))
+        assert found == alone, file
+        assert samples(tmp_path / file.split(".")[1], 1) == samples(rl_world / "alone", 1)
+
+
+def test_images_of_prompts_that_do_not_fit_are_named(rl_world, tmp_path):
+    def trouble(rows, algorithm="grpo", **more):
+        write_rows(tmp_path / "bad.jsonl", rows * 5)
+        given = ppo_run.settings(rl_world, tmp_path / "run", **rl_settings(**{"data.train_files": [str(tmp_path / "bad.jsonl")],
+                                                                        "data.malformed_rows": "fail"} | more))
+        ((status, said),) = finish(start_training(1, algorithm, given))
+        assert status == 2
+        return said
+    good = prompts(rl_world, 0)
+    file = {"path": str(rl_world / "0.0.png")}
+    assert "images: there are 2, and the messages have places for 1" in trouble([row("<image> what", [file] * 2)])
+    assert "the column of images has only 1" in trouble([row("<image> what <image>", [file])])
+    assert "none.png" in trouble([row("<image> what", [{"path": str(tmp_path / "none.png")}])])
+    assert "is an address" in trouble([row("<image> what", ["https://example.org/a.png"])])
+    assert "one with images is not cut" in trouble(good, **{"data.max_prompt_length": 20, "data.truncation": "left"})
+    assert "reward models, agents and replicas do not see" in trouble(good, **{f"{ROLLOUT}.agent.default_agent_loop": "env_agent", f"{ROLLOUT}.agent.env_command": "cat"})
+    shutil.copytree(rl_world / "model", tmp_path / "blind", ignore=shutil.ignore_patterns("preprocessor_config.json", "processor_config.json"))
+    assert "the model's images are not computed" in trouble(good, **{"actor_rollout_ref.model.path": str(tmp_path / "blind")})
