@@ -271,9 +271,8 @@ void ModelRunner::write_inputs(std::span<const ScheduledSequence> scheduled,
   inputs_.begin();
   tokens_ = inputs_.add({rows}, at::kLong);
   // Rows behind a prompt have one position in all axes.
-  const bool has_axes = !plan.captured && std::ranges::any_of(scheduled, [](const auto& one) {
-    return one.sequence->visual != nullptr;
-  });
+  const auto sees = [](const auto& one) { return one.sequence->visual != nullptr; };
+  const bool has_axes = !plan.captured && std::ranges::any_of(scheduled, sees);
   positions_ = has_axes ? inputs_.add({kAxes, rows}, at::kLong) : inputs_.add({rows}, at::kLong);
   const auto groups = static_cast<std::int64_t>(num_groups_);
   slots_ = inputs_.add({groups, rows}, at::kLong);
@@ -290,8 +289,7 @@ void ModelRunner::write_inputs(std::span<const ScheduledSequence> scheduled,
     for (const auto& one : copied) *slot++ = one.to;
   }
 
-  const auto drawn = static_cast<std::int64_t>(step.drawn.size());
-  last_rows_ = inputs_.add({drawn}, at::kLong);
+  last_rows_ = inputs_.add({std::ssize(step.drawn)}, at::kLong);
   std::ranges::transform(step.drawn, last_rows_.data<std::int64_t>(), &DrawnToken::row);
 
   const auto bytes = static_cast<std::int64_t>(draws.plain.size() * sizeof(DrawRow));

@@ -3,7 +3,6 @@
 #include "distckpt/base/error.h"
 #include "distckpt/base/integers.h"
 #include "trainer/config/config_table.h"
-#include "trainer/config/sft_rules.h"
 
 namespace ferry::trainer {
 namespace {

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "trainer/config/config_rules.h"
 #include "trainer/config/run_sections.h"
 
 namespace ferry::trainer {
@@ -47,6 +48,9 @@ struct SftConfig {
   // Takes as many tokens as the longest sequence needs where no size is set.
   MicroBatchSize micro_batches() const;
 };
+
+// The rules of a run of supervised fine-tuning.
+const ConfigRules<SftConfig>& sft_rules();
 
 // Reads the file, then the overrides ("optim.lr=1e-5"), in their order; without a file (empty), the
 // overrides alone. Throws Error(kUsage) for keys that are none, values of another type or out

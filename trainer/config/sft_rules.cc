@@ -1,6 +1,5 @@
-#include "trainer/config/sft_rules.h"
-
 #include "trainer/config/section_rules.h"
+#include "trainer/config/sft_config.h"
 
 namespace ferry::trainer {
 namespace {

@@ -44,7 +44,7 @@ TEST(JsonMembers, RefuseWhatIsNoObjectAsTheWholeTextIsRefused) {
     EXPECT_TRUE(fails(ErrorKind::kCorrupt, {"header: is not valid JSON"}, [&] { visit(text); }));
   EXPECT_TRUE(fails(ErrorKind::kCorrupt, {"\"x\" occurs twice"},
                     [&] { visit(R"({"a": {"x": 1, "x": 2}})"); }));
-  EXPECT_TRUE(fails(ErrorKind::kCorrupt, {"64 levels"},
+  EXPECT_TRUE(fails(ErrorKind::kCorrupt, {"128 levels"},
                     [&] { visit("{\"a\": " + std::string(1000, '[')); }));
 }
 

@@ -12,7 +12,6 @@
 #include "distckpt/storage/file_io.h"
 #include "tests/support/expect.h"
 #include "tests/support/temp_dir.h"
-#include "trainer/config/sft_rules.h"
 
 namespace ferry::trainer {
 namespace sft_config_test {
