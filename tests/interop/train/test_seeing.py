@@ -405,6 +405,7 @@ def test_images_of_prompts_that_do_not_fit_are_named(rl_world, tmp_path):
     assert "none.png" in trouble([row("<image> what", [{"path": str(tmp_path / "none.png")}])])
     assert "is an address" in trouble([row("<image> what", ["https://example.org/a.png"])])
     assert "one with images is not cut" in trouble(good, **{"data.max_prompt_length": 20, "data.truncation": "left"})
-    assert "reward models, agents and replicas do not see" in trouble(good, **{f"{ROLLOUT}.agent.default_agent_loop": "env_agent", f"{ROLLOUT}.agent.env_command": "cat"})
+    assert "reward models, agents and replicas do not see" in trouble(good, **{
+        f"{ROLLOUT}.agent.default_agent_loop": "env_agent", f"{ROLLOUT}.agent.env_command": "cat"})
     shutil.copytree(rl_world / "model", tmp_path / "blind", ignore=shutil.ignore_patterns("preprocessor_config.json", "processor_config.json"))
     assert "the model's images are not computed" in trouble(good, **{"actor_rollout_ref.model.path": str(tmp_path / "blind")})
