@@ -110,9 +110,10 @@ TEST(ComputeValues, RefuseAModelWithoutAValueHead) {
     return support::fails(ErrorKind::kUsage, {"head of one label"},
                           [&] { compute(pipeline, sequences, split_micro_batches(1, 1)); });
   };
-  EXPECT_TRUE(refused({}, compute_values));
-  EXPECT_TRUE(refused({.head = "Sequence"}, compute_values));
-  EXPECT_TRUE(refused({.head = "Token", .labels = 2}, compute_values));
+  const auto values = [](const auto&... all) { return compute_values(all...); };
+  EXPECT_TRUE(refused({}, values));
+  EXPECT_TRUE(refused({.head = "Sequence"}, values));
+  EXPECT_TRUE(refused({.head = "Token", .labels = 2}, values));
   EXPECT_TRUE(refused({}, compute_rm_score));
   EXPECT_TRUE(refused({.head = "Sequence", .labels = 2}, compute_rm_score));
 }
