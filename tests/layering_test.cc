@@ -105,8 +105,8 @@ const std::map<std::string, std::set<std::string>> kAllowed{
       "converter", "distckpt"}},
     {"python", {"python", "cli", "models/spec", "converter", "distckpt"}},
     {"tests",
-     {"tests", "cli", "serve", "trainer", "rollout", "rollout/text", "models", "models/spec",
-      "converter", "distckpt"}},
+     {"tests", "cli", "serve", "serve/bridge", "trainer", "rollout", "rollout/text", "models",
+      "models/spec", "converter", "distckpt"}},
 };
 
 // "models/spec" for "models/spec/alignment.h", "models" for "models/gpt_model.h".

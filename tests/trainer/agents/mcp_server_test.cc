@@ -93,8 +93,8 @@ TEST(McpServer, ErrorsAreTheToolsOrTheProtocols) {
 }
 
 // The error of a call to a hostile server.
-std::string error_of(const std::string& then) {
-  McpServer program({.command = server(then), .timeout = milliseconds(400)});
+std::string error_of(const std::string& then, milliseconds timeout) {
+  McpServer program({.command = server(then), .timeout = timeout});
   program.ask(7, {{"name", "f"}, {"arguments", json::object()}, {"session", 1}});
   return one(program).answer.value("error", "");
 }
@@ -114,7 +114,9 @@ TEST(McpServer, FaultsOfAHostileOneAreNamed) {
   };
   std::vector<std::jthread> at_a_time;
   for (const auto& [then, error] : faults)
-    at_a_time.emplace_back([&] { EXPECT_EQ(error_of(then), error) << then; });
+    at_a_time.emplace_back([&] {
+      EXPECT_EQ(error_of(then, milliseconds(error == late ? 400 : 30000)), error) << then;
+    });
 }
 
 TEST(McpServer, ContentThatIsNoListIsNone) {
