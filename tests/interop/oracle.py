@@ -163,7 +163,7 @@ def megatron_state(root):
              "objects": {key: saved_object(item(key)) for key in checkpoint.objects},
              "common": saved_object(files["common.pt"]) if "common.pt" in files else None,
              "backend": json_value(files["metadata.json"])}
-    own = {".metadata", "common.pt", "metadata.json"}
+    own = {".metadata", "common.pt", "metadata.json", "run_config.yaml"}  # the last is no content: it follows from the configuration
     carried = {n: d for n, d in files.items() if n not in own and not n.endswith(".distcp")}
     state["files"] = {n: json_value(d) if Path(n).name == "config.json" else digest(d) for n, d in carried.items()}
     return state

@@ -336,7 +336,7 @@ RunPlan plan_run(const RunSetup& setup) {
     for (std::size_t i = 0; i < setup.roles.size(); ++i) {
       if (group.models[i]) ranks.parts.push_back(describe(setup.roles[i], *group.models[i]));
     }
-    if (group.rollout) ranks.parts.push_back("rollout");
+    if (group.rollout) ranks.parts.emplace_back("rollout");
     for (const auto& phase : phases) {
       const auto bytes = bytes_of(setup, group, phase);
       if (bytes.on_device() > plan.memory || starves(setup, group, phase, bytes))
