@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <map>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -36,6 +37,16 @@ Moments moments(const std::vector<double>& values) {
   double squares = 0;
   for (const auto value : values) squares += (value - result.mean) * (value - result.mean);
   result.std = std::sqrt(squares / static_cast<double>(values.size() - 1));
+  return result;
+}
+
+// The moments of each group. `alone` are those of a group of one value, where they are not its own.
+template <typename Key>
+std::map<Key, Moments> moments_of_groups(const std::map<Key, std::vector<double>>& groups,
+                                         const std::optional<Moments>& alone = std::nullopt) {
+  std::map<Key, Moments> result;
+  for (const auto& [key, values] : groups)
+    result.emplace(key, alone && values.size() == 1 ? *alone : moments(values));
   return result;
 }
 
@@ -72,6 +83,10 @@ std::vector<Turn> turns_of(const AdvantageInputs& in) {
   return turns;
 }
 
+bool ends_its_sequence(const std::vector<Turn>& turns, std::size_t turn) {
+  return turn + 1 == turns.size() || turns[turn + 1].sequence != turns[turn].sequence;
+}
+
 // Each token of a turn gets the turn's advantage.
 at::Tensor spread(const std::vector<Turn>& turns, const AdvantageInputs& in) {
   auto advantages = at::zeros_like(in.token_level_rewards);
@@ -92,7 +107,7 @@ at::Tensor gigpo_advantage(const AdvantageInputs& in, const AlgorithmConfig& con
   for (std::size_t i = 0; i < in.index.size(); ++i)
     episodes[in.index[i]].push_back(scores[static_cast<std::int64_t>(i)].item<double>());
   for (std::size_t i = turns.size(); i-- > 0;) {
-    const bool is_last = i + 1 == turns.size() || turns[i + 1].sequence != turns[i].sequence;
+    const bool is_last = ends_its_sequence(turns, i);
     turns[i].to_go = turns[i].reward + (is_last ? 0 : config.gamma * turns[i + 1].to_go);
   }
   // Turns of a group that have seen the same since the turn before them.
@@ -101,13 +116,13 @@ at::Tensor gigpo_advantage(const AdvantageInputs& in, const AlgorithmConfig& con
     return std::pair(in.index[turn.sequence], turn.observed);
   };
   for (const auto& turn : turns) steps[anchor(turn)].push_back(turn.to_go);
+  const auto of_episodes = moments_of_groups(episodes, Moments());
+  const auto of_steps = moments_of_groups(steps);
   for (auto& turn : turns) {
-    const auto& group = episodes.at(in.index[turn.sequence]);
-    const auto of_group = group.size() == 1 ? Moments() : moments(group);
     const auto score = scores[static_cast<std::int64_t>(turn.sequence)].item<double>();
-    turn.advantage = normalized(score, of_group, divides) +
-                     config.gigpo.step_advantage_w *
-                         normalized(turn.to_go, moments(steps.at(anchor(turn))), divides);
+    turn.advantage =
+        normalized(score, of_episodes.at(in.index[turn.sequence]), divides) +
+        config.gigpo.step_advantage_w * normalized(turn.to_go, of_steps.at(anchor(turn)), divides);
   }
   return spread(turns, in);
 }
@@ -116,10 +131,10 @@ at::Tensor grpo_turns_advantage(const AdvantageInputs& in, const AlgorithmConfig
   auto turns = turns_of(in);
   std::map<std::int64_t, std::vector<double>> rewards;
   for (const auto& turn : turns) rewards[in.index[turn.sequence]].push_back(turn.reward);
+  const auto of_groups = moments_of_groups(rewards, Moments());
   for (std::size_t i = turns.size(); i-- > 0;) {
-    const bool is_last = i + 1 == turns.size() || turns[i + 1].sequence != turns[i].sequence;
-    const auto& group = rewards.at(in.index[turns[i].sequence]);
-    turns[i].advantage = normalized(turns[i].reward, group.size() == 1 ? Moments() : moments(group),
+    const bool is_last = ends_its_sequence(turns, i);
+    turns[i].advantage = normalized(turns[i].reward, of_groups.at(in.index[turns[i].sequence]),
                                     config.norm_adv_by_std_in_grpo) +
                          (is_last ? 0 : turns[i + 1].advantage);
   }
