@@ -246,7 +246,7 @@ __global__ __launch_bounds__(kAllThreads,
   const int first_block = share.first_tile * (kTile / kCacheBlock);
   if (share.any) {
     const int end =
-        min(share.end_tile * (kTile / kCacheBlock), (share.length + kCacheBlock - 1) / kCacheBlock);
+        min(share.end_tile * (kTile / kCacheBlock), ceil_div(share.length, kCacheBlock));
     for (int i = first_block + thread; i < end; i += kThreads)
       blocks[i - first_block] = row.block_table[i];
   }
@@ -328,7 +328,7 @@ SharedSizes shared_sizes(const DecodeRowShape& shape, const Gpu& gpu) {
     largest = std::max(largest, columns);
     sizes.piece_bytes =
         std::max(sizes.piece_bytes, static_cast<int>(aligned(piece_of(columns) * 2)));
-    const int words = (rows_of(shape, product) / 2 + gpu.multiprocessors - 1) / gpu.multiprocessors;
+    const int words = ceil_div(rows_of(shape, product) / 2, gpu.multiprocessors);
     most = std::max(most, words * parts_of(columns) * (product == kFc1 ? 2 : 1));
   }
   sizes.input =
@@ -352,7 +352,7 @@ bool decode_row_fits(const DecodeRowShape& shape) {
       (shape.dim != 64 && shape.dim != 128) || shape.heads % shape.groups != 0 ||
       shape.hidden < 2 * gpu.multiprocessors)
     return false;
-  const int units = shape.groups * ((shape.heads / shape.groups + kMostHeads - 1) / kMostHeads);
+  const int units = shape.groups * ceil_div(shape.heads / shape.groups, kMostHeads);
   const int splits = std::min(kMostSplits, gpu.multiprocessors / units);
   return units <= gpu.multiprocessors && shape.max_blocks <= splits * kMostBlocks &&
          shared_sizes(shape, gpu).slots >= kFewestSlots;

@@ -44,12 +44,12 @@ __device__ inline AttentionShare attention_share(const DecodeRow& row) {
   AttentionShare share{.length = *row.length};
   share.first_key = shape.window > 0 ? max(0, share.length - shape.window) : 0;
   const int first_tile = share.first_key / kTile;
-  const int tiles = (share.length + kTile - 1) / kTile - first_tile;
+  const int tiles = ceil_div(share.length, kTile) - first_tile;
   if (tiles <= 0) return share;
   const int blocks = static_cast<int>(gridDim.x);
   const int heads = shape.heads / shape.groups;
   int parts = heads;  // of a group's heads: the more the better
-  const auto heads_of = [&](int of_part) { return (heads + of_part - 1) / of_part; };
+  const auto heads_of = [&](int of_part) { return ceil_div(heads, of_part); };
   for (int most = 1;
        most < kMostHeads && shape.groups * parts * min(tiles, kMostSplits) > blocks;) {
     most *= 2;
@@ -58,8 +58,8 @@ __device__ inline AttentionShare attention_share(const DecodeRow& row) {
   const int heads_of_part = heads_of(parts);
   const int units = shape.groups * parts;
   const int most = min(kMostSplits, max(1, blocks / units));
-  const int tiles_of_split = (tiles + most - 1) / most;
-  share.splits = (tiles + tiles_of_split - 1) / tiles_of_split;
+  const int tiles_of_split = ceil_div(tiles, most);
+  share.splits = ceil_div(tiles, tiles_of_split);
   const int block = static_cast<int>(blockIdx.x);
   share.split = block / units;
   share.group = block % units / parts;

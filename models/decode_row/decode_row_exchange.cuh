@@ -43,7 +43,7 @@ constexpr int kOfTriple = 3;
 // divided by the sum of its weights. One more word holds {largest score times log2 e, sum of
 // weights}.
 __host__ __device__ constexpr int triples_of(int dim) {
-  return (dim + kOfTriple - 1) / kOfTriple;
+  return ceil_div(dim, kOfTriple);
 }
 
 struct Exchange {
@@ -56,8 +56,7 @@ struct Exchange {
 };
 
 __host__ __device__ inline std::int64_t aligned(std::int64_t bytes) {
-  constexpr std::int64_t kAlignment = 128;
-  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  return round_up(bytes, 128);
 }
 __host__ __device__ inline int rows_of(const DecodeRowShape& s, int product) {
   return product == kQkv ? (s.heads + 2 * s.groups) * s.dim : product == kFc1 ? s.ffn : s.hidden;

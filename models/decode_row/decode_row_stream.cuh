@@ -82,11 +82,10 @@ struct Rows {
 };
 
 __host__ __device__ inline int parts_of(int columns) {
-  return (columns * static_cast<int>(sizeof(Bf16)) + kMostPieceBytes - 1) / kMostPieceBytes;
+  return ceil_div(columns * static_cast<int>(sizeof(Bf16)), kMostPieceBytes);
 }
 __host__ __device__ inline int piece_of(int columns) {
-  const int parts = parts_of(columns);
-  return ((columns + parts - 1) / parts + kChunk - 1) / kChunk * kChunk;
+  return round_up(ceil_div(columns, parts_of(columns)), kChunk);
 }
 
 __device__ inline Rows own_rows(const DecodeRowShape& shape, int product) {

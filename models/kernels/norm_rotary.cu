@@ -80,7 +80,7 @@ cudaError_t norm_rotary(const void* strided,
   if (all > INT32_MAX || shape.dim != kChannels || shape.interleaved) return cudaErrorInvalidValue;
   return by_element(element, [&](auto* none) {
     using T = std::remove_pointer_t<decltype(none)>;
-    (void)launch_dependent(norm_and_turn<T>, static_cast<unsigned>((all + kHeads - 1) / kHeads),
+    (void)launch_dependent(norm_and_turn<T>, static_cast<unsigned>(ceil_div(all, kHeads)),
                            dim3(kLanes, kHeads), 0, stream, static_cast<const T*>(strided),
                            static_cast<const T*>(query_weight), static_cast<const T*>(key_weight),
                            static_cast<const T*>(cos), static_cast<const T*>(sin),

@@ -276,7 +276,7 @@ __global__ void grad_of_weight(
 }  // namespace
 
 std::int64_t rms_norm_partials(std::int64_t rows) {
-  return (rows + kRowsOfPartial - 1) / kRowsOfPartial;
+  return ceil_div(rows, kRowsOfPartial);
 }
 
 cudaError_t rms_norm(const void* x,
@@ -303,8 +303,8 @@ cudaError_t rms_norm(const void* x,
                              stream, in, w, out, inverse_rms, shape);
     } else {
       constexpr int kRows = 4;
-      norm_by_warps<<<static_cast<unsigned>((shape.rows + kRows - 1) / kRows), dim3(kLanes, kRows),
-                      0, stream>>>(in, w, out, inverse_rms, shape);
+      norm_by_warps<<<static_cast<unsigned>(ceil_div(shape.rows, kRows)), dim3(kLanes, kRows), 0,
+                      stream>>>(in, w, out, inverse_rms, shape);
     }
   });
 }
@@ -330,7 +330,7 @@ cudaError_t rms_norm_backward(const void* grad_y,
     const auto of_x = [&](auto width) {
       constexpr int kWidth = decltype(width)::value;
       const auto warps = static_cast<unsigned>(
-          std::clamp<std::int64_t>((shape.channels / kWidth + kLanes - 1) / kLanes, 1, kWarps));
+          std::clamp<std::int64_t>(ceil_div(shape.channels / kWidth, kLanes), 1, kWarps));
       grad_of_x<kWidth><<<static_cast<unsigned>(shape.rows), dim3(kLanes, warps), 0, stream>>>(
           grad, in, by, inverse_rms, more, out, shape);
     };
@@ -340,7 +340,7 @@ cudaError_t rms_norm_backward(const void* grad_y,
     else
       of_x(std::integral_constant<int, 1>{});
     constexpr int kThreads = 128;
-    const dim3 grid(static_cast<unsigned>((shape.channels + kThreads - 1) / kThreads),
+    const dim3 grid(static_cast<unsigned>(ceil_div(shape.channels, kThreads)),
                     static_cast<unsigned>(rms_norm_partials(shape.rows)));
     grad_of_weight<<<grid, kThreads, 0, stream>>>(grad, in, inverse_rms, partial_weight, shape);
   });

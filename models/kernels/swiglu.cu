@@ -331,7 +331,7 @@ cudaError_t sum_expert_rows(const void* rows,
     auto* out = static_cast<T*>(sums);
     by_width(in, in, shape.columns, [&](auto width) {
       constexpr int kOfBlock = kLanes * width.value;
-      const dim3 blocks(static_cast<unsigned>((shape.columns + kOfBlock - 1) / kOfBlock),
+      const dim3 blocks(static_cast<unsigned>(ceil_div(shape.columns, kOfBlock)),
                         static_cast<unsigned>(shape.experts));
       sum_rows<width.value>
           <<<blocks, kWarpsOfSum * kLanes, 0, stream>>>(in, ends, out, shape.columns);

@@ -213,7 +213,7 @@ __global__ __launch_bounds__(kBulkThreads) void exchange_bulk(
   const auto* const mine = static_cast<const uint4*>(x.mine);
   auto* const result = static_cast<uint4*>(x.result);
   const auto units = x.bytes / kUnitBytes;
-  const auto of_block = (units + gridDim.x - 1) / gridDim.x;
+  const auto of_block = ceil_div(units, gridDim.x);
   const auto begin = of_block * blockIdx.x;
   const auto end = min(begin + of_block, units);
   const auto run = static_cast<std::uint32_t>(x.run / kUnitBytes);
@@ -272,7 +272,7 @@ cudaError_t launch_exchange(const PeerExchange& x, cudaStream_t stream) {
                       .bulk_bytes = of_memory.bulk_bytes()};
   const auto blocks = [&](std::int64_t units, int threads) {
     return static_cast<unsigned>(
-        std::clamp<std::int64_t>((units + threads - 1) / threads, 1, kMostPeerBlocks));
+        std::clamp<std::int64_t>(ceil_div(units, threads), 1, kMostPeerBlocks));
   };
   if constexpr (kind != PeerKind::kSumAndGather) {
     if (x.bytes <= kMostSmallBytes)

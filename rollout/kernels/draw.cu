@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "distckpt/base/integers.h"
 #include "rollout/kernels/draw_launch.h"
 
 // The steps of rollout/sampler.h. What is reduced over threads are maxima and sums of integers,
@@ -87,7 +88,7 @@ __global__ void __launch_bounds__(kPlainThreads)
     draw_plain_rows(DrawTensors tensors, DrawRow* rows) {
   const auto row = rows[blockIdx.y];
   const T* logits = static_cast<const T*>(tensors.logits) + row.row * tensors.row_stride;
-  const auto quads = static_cast<std::uint32_t>((tensors.vocab_size + 3) / 4);
+  const auto quads = static_cast<std::uint32_t>(distckpt::ceil_div(tensors.vocab_size, 4));
   Best mine;
   for (std::uint32_t quad = blockIdx.x * kPlainThreads + threadIdx.x; quad < quads;
        quad += gridDim.x * kPlainThreads)
@@ -220,7 +221,7 @@ __global__ void __launch_bounds__(kThreads) draw_shaped_rows(DrawTensors tensors
   }
 
   Best mine;
-  const auto quads = static_cast<std::uint32_t>((size + 3) / 4);
+  const auto quads = static_cast<std::uint32_t>(distckpt::ceil_div(size, 4));
   for (std::uint32_t quad = threadIdx.x; quad < quads; quad += kThreads)
     mine.visit(row, quad, size,
                [&](std::int64_t token) { return shaped.keeps(token) ? z[token] : kMinusInfinity; });
@@ -255,7 +256,7 @@ cudaError_t draw_plain(const DrawTensors& tensors,
                        cudaStream_t stream) {
   const auto blocks_for = [&](std::int64_t quads_of_thread) {
     const auto of_block = 4 * quads_of_thread * kPlainThreads;
-    return (tensors.vocab_size + of_block - 1) / of_block;
+    return distckpt::ceil_div(tensors.vocab_size, of_block);
   };
   const auto blocks =
       std::clamp(kEnoughBlocks / count, blocks_for(kMostQuadsOfThread), blocks_for(1));

@@ -1,3 +1,4 @@
+#include "distckpt/base/integers.h"
 #include "models/kernels/cuda/cuda_element.cuh"
 #include "rollout/kernels/step_copies_launch.h"
 
@@ -41,7 +42,7 @@ cudaError_t upload_step(const void* host,
                         std::int64_t num_tokens,
                         const std::int64_t* drawn,
                         cudaStream_t stream) {
-  const auto pairs = (bytes + kPair - 1) / kPair;
+  const auto pairs = distckpt::ceil_div(bytes, kPair);
   upload<<<models::launch::blocks_of(pairs, kThreads), kThreads, 0, stream>>>(
       static_cast<const longlong2*>(host), static_cast<longlong2*>(device), pairs, num_tokens,
       drawn);
@@ -52,7 +53,7 @@ cudaError_t download_step(DrawnPointers device,
                           DrawnPointers host,
                           std::int64_t rows,
                           cudaStream_t stream) {
-  const auto blocks = static_cast<unsigned>((rows + kThreads - 1) / kThreads);
+  const auto blocks = static_cast<unsigned>(distckpt::ceil_div(rows, kThreads));
   download<<<blocks, kThreads, 0, stream>>>(device, host, rows);
   return cudaGetLastError();
 }

@@ -84,7 +84,7 @@ __global__ __launch_bounds__(kThreads) void paged_attention_kernel(PagedArgument
   const auto& shape = a.shape;
   const int sequence = static_cast<int>(blockIdx.y);
   const int heads_of_group = shape.heads / shape.groups;
-  const int tiles = (heads_of_group + kRows - 1) / kRows;
+  const int tiles = ceil_div(heads_of_group, kRows);
   const int group = static_cast<int>(blockIdx.x) / tiles;
   const int first_row = static_cast<int>(blockIdx.x) % tiles * kRows;
   const int rows = min(kRows, heads_of_group - first_row);
@@ -283,7 +283,7 @@ template <int kDim, int kKeys>
 cudaError_t launch_paged_attention(const PagedArguments& arguments, cudaStream_t stream) {
   constexpr int kMultiprocessors = 132;
   const auto& shape = arguments.shape;
-  const int tiles = (shape.heads / shape.groups + kRows - 1) / kRows;
+  const int tiles = ceil_div(shape.heads / shape.groups, kRows);
   const dim3 grid(static_cast<unsigned>(shape.groups * tiles),
                   static_cast<unsigned>(shape.sequences));
   const int blocks = shape.groups * tiles * shape.sequences;

@@ -7,9 +7,13 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "distckpt/base/integers.h"
 #include "models/kernels/cuda/cuda_launch.h"
 
 namespace ferry::models::launch {
+
+using distckpt::ceil_div;  // constexpr of the host, which nvcc compiles for kernels, too
+using distckpt::round_up;
 
 constexpr int kLanes = 32;  // of a warp
 
@@ -61,8 +65,7 @@ __device__ void store(T* x, const Vector<T, N>& value) {
 // Blocks of a kernel whose threads step through `work` items.
 inline unsigned blocks_of(std::int64_t work, std::int64_t threads) {
   constexpr std::int64_t kMostBlocks = 132 * 16;
-  return static_cast<unsigned>(
-      std::clamp<std::int64_t>((work + threads - 1) / threads, 1, kMostBlocks));
+  return static_cast<unsigned>(std::clamp<std::int64_t>(ceil_div(work, threads), 1, kMostBlocks));
 }
 
 // Kernels that begin while the one before them ends (programmatic dependent launch): before

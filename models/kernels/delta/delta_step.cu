@@ -164,7 +164,7 @@ cudaError_t delta_step(const DeltaStep& step, cudaStream_t stream) {
   if (step.sequences == 0) return cudaSuccess;
   constexpr int kThreads = 256;
   const int channels = (2 * step.key_heads + step.heads) * kDim;
-  const dim3 blocks(static_cast<unsigned>((channels + kThreads - 1) / kThreads),
+  const dim3 blocks(static_cast<unsigned>(ceil_div(channels, kThreads)),
                     static_cast<unsigned>(step.sequences));
   const auto run = [&](auto taps) {
     return launch_dependent(convolve<taps.value>, blocks, kThreads, 0, stream, step, channels);

@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(kOrderThreads) order_choices(const std::int64_
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const int warp = static_cast<int>(threadIdx.x) / kLanes;
   const int expert = static_cast<int>(blockIdx.x);
-  const int share = (num_choices + kOrderThreads - 1) / kOrderThreads * kLanes;
+  const int share = ceil_div(num_choices, kOrderThreads) * kLanes;
   const int begin = warp * share;
   const int end = min(begin + share, num_choices);
   const auto local_expert = [&](int i) {
@@ -252,7 +252,7 @@ cudaError_t choose_experts(const void* logits,
   if (shape.experts > kMostOfLane * kLanes || shape.topk > kLanes) return cudaErrorInvalidValue;
   return by_element(element, [&](auto* none) {
     using T = std::remove_pointer_t<decltype(none)>;
-    const auto blocks = static_cast<unsigned>((shape.tokens + kTokens - 1) / kTokens);
+    const auto blocks = static_cast<unsigned>(ceil_div(shape.tokens, kTokens));
     (void)launch_dependent(choose<T>, blocks, dim3(kLanes, kTokens), 0, stream,
                            static_cast<const T*>(logits), experts, static_cast<T*>(weights), shape,
                            normalize);

@@ -210,7 +210,7 @@ cudaError_t expert_rows(const void* x,
   const auto run = [&](auto gated) {
     constexpr bool kGated = decltype(gated)::value;
     constexpr int kOfBlock = kWarps * kColumns<kGated>;
-    const dim3 blocks(static_cast<unsigned>((shape.columns + kOfBlock - 1) / kOfBlock),
+    const dim3 blocks(static_cast<unsigned>(ceil_div(shape.columns, kOfBlock)),
                       static_cast<unsigned>(std::min(num_choices, shape.choices.experts)));
     return launch_dependent(few_rows<kGated>, blocks, kWarps * kLanes,
                             static_cast<std::size_t>(rows_at_once * row_bytes), stream,

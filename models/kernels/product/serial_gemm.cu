@@ -1,3 +1,4 @@
+#include "distckpt/base/integers.h"
 #include "models/kernels/cuda/cuda_launch.h"
 
 namespace ferry::models::launch {
@@ -58,8 +59,8 @@ cudaError_t serial_gemm(const float* x,
                         std::int64_t n,
                         std::int64_t k,
                         cudaStream_t stream) {
-  const dim3 grid(static_cast<unsigned>((n + kTile - 1) / kTile),
-                  static_cast<unsigned>((m + kTile - 1) / kTile));
+  const dim3 grid(static_cast<unsigned>(distckpt::ceil_div(n, kTile)),
+                  static_cast<unsigned>(distckpt::ceil_div(m, kTile)));
   chain<<<grid, kSide * kSide, 0, stream>>>(x, w, bias, y, m, n, k);
   return cudaGetLastError();
 }

@@ -1,6 +1,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "distckpt/base/integers.h"
 #include "trainer/optimizer/kernels/adam_launch.h"
 
 namespace ferry::trainer::launch {
@@ -121,7 +122,7 @@ cudaError_t adam(const AdamPointers& at,
                  const AdamFactors& factors,
                  cudaStream_t stream) {
   const std::int64_t fours = elements / kAtOnce;
-  const std::int64_t needed = (fours + kThreads - 1) / kThreads;
+  const std::int64_t needed = distckpt::ceil_div(fours, kThreads);
   const auto blocks = static_cast<unsigned>(needed < 132 * 16 ? needed : 132 * 16);
   by_type(grad, [&](auto* of_grad) {
     by_type(param, [&](auto* of_param) {
@@ -134,7 +135,7 @@ cudaError_t adam(const AdamPointers& at,
 }
 
 std::int64_t squared_sum_partials(std::int64_t elements) {
-  return (elements + kSumAtOnce - 1) / kSumAtOnce;
+  return distckpt::ceil_div(elements, kSumAtOnce);
 }
 
 cudaError_t squared_sum(const void* x,
