@@ -1,0 +1,310 @@
+#include "trainer/config/ppo_rules.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <ostream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "distckpt/base/error.h"
+#include "tests/support/expect.h"
+#include "tests/trainer/config/ppo_overrides.h"
+
+namespace ferry::trainer {
+namespace ppo_rules_test {
+
+using ppo_overrides::kActor;
+using ppo_overrides::kRef;
+using ppo_overrides::kRollout;
+using ppo_overrides::load;
+using ppo_overrides::Overrides;
+using support::fails;
+
+// Overrides that break a rule and none before it. `key` says where, for a rule of several sections.
+struct Broken {
+  std::string rule{};
+  std::string key{};
+  Overrides overrides{};
+
+  friend void PrintTo(const Broken& one, std::ostream* out) {
+    *out << one.rule << " of " << one.key;
+  }
+};
+
+std::vector<Broken> broken_of_the_run() {
+  return {
+      {"a_model_to_train", "actor_rollout_ref.model.path", {"actor_rollout_ref.model.path="}},
+      {"prompts_to_train_on", "data.train_files", {"data.train_files=[]"}},
+      {"mini_batches_make_a_batch", kActor + ".ppo_mini_batch_size", {"data.train_batch_size=300"}},
+      {"mini_batches_make_a_batch",
+       "critic.ppo_mini_batch_size",
+       {"critic.ppo_mini_batch_size=300"}},
+      {"advantages_need_groups", kRollout + ".n", {"algorithm.adv_estimator=rloo"}},
+      {"filtering_needs_groups", kRollout + ".n", {"algorithm.filter_groups.enable=true"}},
+      {"groups_are_filtered_before_the_reference_is_asked",
+       "algorithm.filter_groups.metric",
+       {"algorithm.filter_groups.enable=true", kRollout + ".n=2",
+        "algorithm.filter_groups.metric=seq_final_reward", "algorithm.use_kl_in_reward=true"}},
+      {"scale_factor_has_its_mode",
+       kActor + ".loss_scale_factor",
+       {kActor + ".loss_scale_factor=10"}},
+      {"scale_factor_has_its_mode", "critic.loss_scale_factor", {"critic.loss_scale_factor=10"}},
+      {"covariances_have_a_range",
+       kActor + ".policy_loss.clip_cov_ub",
+       {kActor + ".policy_loss.clip_cov_ub=0.5"}},
+      {"adaptive_control_is_of_rewards",
+       "algorithm.kl_ctrl.type",
+       {"algorithm.kl_ctrl.type=adaptive"}},
+      {"rejection_has_thresholds",
+       "algorithm.rollout_correction.rollout_rs",
+       {"algorithm.rollout_correction.rollout_rs=token_k1"}},
+      {"rejection_has_thresholds",
+       "algorithm.rollout_correction.rollout_rs",
+       {"algorithm.rollout_correction.rollout_rs_threshold=\"2.0\""}},
+      {"weights_to_normalize",
+       "algorithm.rollout_correction.rollout_is",
+       {"algorithm.rollout_correction.rollout_is_batch_normalize=true"}},
+      {"reinforce_is_of_bypass_mode",
+       "algorithm.rollout_correction.bypass_mode",
+       {"algorithm.rollout_correction.loss_type=reinforce"}},
+      {"reinforce_is_of_bypass_mode",
+       kActor + ".policy_loss.loss_mode",
+       {"algorithm.rollout_correction.loss_type=reinforce",
+        "algorithm.rollout_correction.bypass_mode=true", kActor + ".policy_loss.loss_mode=gspo"}},
+      {"old_log_prob_is_the_rollouts",
+       kActor + ".megatron.alignment",
+       {kActor + ".recompute_old_log_prob=false"}},
+      {"bypass_recomputes_nothing",
+       kActor + ".recompute_old_log_prob",
+       {kActor + ".recompute_old_log_prob=true", "algorithm.rollout_correction.bypass_mode=true"}},
+      {"warmup_needs_a_critic",
+       "trainer.critic_warmup",
+       {"trainer.critic_warmup=2", "algorithm.adv_estimator=remax"}},
+      {"replay_needs_what_was_recorded",
+       kActor + ".router_replay.mode",
+       {kActor + ".router_replay.mode=R2", "algorithm.rollout_correction.bypass_mode=true"}},
+      {"a_reward_model_to_score", "reward_model.model.path", {"reward_model.enable=true"}},
+      {"overlong_buffer_is_of_the_answer",
+       "reward_model.overlong_buffer.len",
+       {"reward_model.overlong_buffer.enable=true"}},
+      {"overlong_buffer_is_of_the_answer",
+       "reward_model.overlong_buffer.len",
+       {"reward_model.overlong_buffer.enable=true", "reward_model.overlong_buffer.len=513"}},
+      {"each_sequence_gets_a_token",
+       kRollout + ".max_num_seqs",
+       {kRollout + ".max_num_batched_tokens=255"}},
+      {"a_sequence_is_read_in_one_pass",
+       kRollout + ".enable_chunked_prefill",
+       {kRollout + ".enable_chunked_prefill=false", kRollout + ".max_num_batched_tokens=1023"}},
+      {"the_host_has_no_gpu_memory",
+       kRollout + ".gpu_memory_utilization",
+       {kRollout + ".gpu_memory_utilization=0.6", "trainer.device=cpu"}},
+      {"a_draw_has_a_temperature",
+       kRollout + ".val_kwargs.do_sample",
+       {kRollout + ".val_kwargs.do_sample=true"}},
+      {"async_training_needs_ranks_of_its_own",
+       "trainer.one_step_off",
+       {"trainer.one_step_off=true", kActor + ".ranks=[0, 1]"}},
+      {"async_training_needs_ranks_of_its_own",
+       "trainer.one_step_off",
+       {"trainer.one_step_off=true", kActor + ".ranks=[0, 1]", kRollout + ".ranks=[1, 2]"}},
+      {"async_training_needs_ranks_of_its_own",
+       "critic.ranks",
+       {"trainer.one_step_off=true", kActor + ".ranks=[0, 1]", kRollout + ".ranks=[2]"}},
+      {"async_training_needs_ranks_of_its_own",
+       "actor_rollout_ref.ref.ranks",
+       {"trainer.one_step_off=true", kActor + ".ranks=[0, 1]", kRollout + ".ranks=[2]",
+        "critic.ranks=[0]", kActor + ".use_kl_loss=true"}},
+      {"async_training_needs_ranks_of_its_own",
+       "reward_model.ranks",
+       {"trainer.one_step_off=true", kActor + ".ranks=[0, 1]", kRollout + ".ranks=[2]",
+        "critic.ranks=[0]", "reward_model.enable=true", "reward_model.model.path=rm",
+        "reward_model.ranks=[1, 2]"}},
+      {"tools_to_call",
+       kRollout + ".multi_turn.tool_config_path",
+       {kRollout + ".agent.default_agent_loop=tool_agent"}},
+      {"an_environment_to_act_in",
+       kRollout + ".agent.env_command",
+       {kRollout + ".agent.default_agent_loop=env_agent"}},
+      {"an_address_of_http",
+       kRollout + ".agent.env_url",
+       {kRollout + ".agent.env_url=\"ftp://127.0.0.1\""}},
+      {"one_environment",
+       kRollout + ".agent.env_url",
+       {kRollout + ".agent.default_agent_loop=env_agent", kRollout + ".agent.env_command=\"true\"",
+        kRollout + ".agent.env_url=\"http://127.0.0.1:1\""}},
+      {"a_program_to_run",
+       kRollout + ".agent.program_command",
+       {kRollout + ".agent.default_agent_loop=program_agent"}},
+      {"sessions_to_play_again",
+       kRollout + ".agent.replay_dir",
+       {kRollout + ".agent.replay_dir=sessions"}},
+      {"agents_share_no_experts",
+       kRollout + ".expert_parallel_size",
+       {kRollout + ".agent.default_agent_loop=env_agent", kRollout + ".agent.env_command=\"true\"",
+        kRollout + ".expert_parallel_size=2"}},
+      {"async_training_is_led_by_rank_0",
+       kRollout + ".ranks",
+       {"trainer.one_step_off=true", kActor + ".ranks=[1]", "critic.ranks=[1]",
+        kRollout + ".ranks=[0]"}},
+      {"async_training_needs_ranks_of_its_own",
+       "async_training.staleness_threshold",
+       {"async_training.staleness_threshold=2", kActor + ".ranks=[0, 1]"}},
+      {"one_step_off_is_a_threshold_of_1",
+       "async_training.staleness_threshold",
+       {kActor + ".ranks=[0]", "critic.ranks=[0]", kRollout + ".ranks=[1]",
+        "trainer.one_step_off=true", "async_training.staleness_threshold=1"}},
+      {"whole_batches_are_answered_ahead",
+       "async_training.staleness_threshold",
+       {kActor + ".ranks=[0]", "critic.ranks=[0]", kRollout + ".ranks=[1]",
+        "async_training.staleness_threshold=0.5", "async_training.trigger_parameter_sync_step=3"}},
+      {"more_prompts_are_asked_at_once",
+       "algorithm.filter_groups.enable",
+       {kActor + ".ranks=[0]", "critic.ranks=[0]", kRollout + ".ranks=[1]",
+        "async_training.staleness_threshold=2", "algorithm.filter_groups.enable=true",
+        kRollout + ".n=2"}},
+      {"partial_answers_may_be_stale",
+       "async_training.staleness_threshold",
+       {kActor + ".ranks=[0]", "critic.ranks=[0]", kRollout + ".ranks=[1]",
+        "async_training.staleness_threshold=1", "async_training.partial_rollout=true",
+        "data.gen_batch_size=1536"}},
+      {"more_prompts_than_a_step_takes",
+       "data.gen_batch_size",
+       {kActor + ".ranks=[0]", "critic.ranks=[0]", kRollout + ".ranks=[1]",
+        "async_training.staleness_threshold=2", "async_training.partial_rollout=true",
+        "data.gen_batch_size=2049"}},
+      {"more_prompts_than_a_step_takes", "data.gen_batch_size", {"data.gen_batch_size=2048"}},
+      {"partial_answers_share_no_experts",
+       kRollout + ".expert_parallel_size",
+       {kActor + ".ranks=[0]", "critic.ranks=[0]", kRollout + ".ranks=[1]",
+        "async_training.staleness_threshold=2", "async_training.partial_rollout=true",
+        "data.gen_batch_size=1536", kRollout + ".expert_parallel_size=2"}},
+      {"replicas_have_whole_models",
+       kRollout + ".tensor_model_parallel_size",
+       {kRollout + ".replicas.num=1", kRollout + ".tensor_model_parallel_size=2",
+        "trainer.device=cpu"}},
+      {"replicas_compute_on_the_host", "trainer.device", {kRollout + ".replicas.elastic=true"}},
+      {"replicas_answer_whole_batches",
+       "async_training.partial_rollout",
+       {kActor + ".ranks=[0]", "critic.ranks=[0]", kRollout + ".ranks=[1]",
+        "async_training.staleness_threshold=2", "async_training.partial_rollout=true",
+        "data.gen_batch_size=1536", kRollout + ".replicas.num=1", "trainer.device=cpu"}},
+      {"retention_needs_checkpoints", "checkpoint.keep_last", {"checkpoint.keep_last=2"}},
+      {"keep_every_adds_to_keep_last",
+       "checkpoint.keep_every",
+       {"checkpoint.save_freq=5", "checkpoint.keep_every=100"}},
+      {"save_freq_is_a_number_of_steps", "checkpoint.save_freq", {"checkpoint.save_freq=0"}},
+      {"resume_path_has_a_path", "checkpoint.resume_mode", {"checkpoint.resume_mode=resume_path"}},
+      {"validation_needs_records", "data.val_files", {"trainer.val_before_train=true"}},
+      {"trackers_read_the_file", "trainer.logger", {"trainer.logger=[\"console\", \"wandb\"]"}},
+      {"discrete_profiles_do_not_continue",
+       "global_profiler.discrete",
+       {"global_profiler.discrete=true", "global_profiler.profile_continuous_steps=true"}},
+  };
+}
+
+std::vector<Broken> broken_of_roles() {
+  std::vector<Broken> all;
+  const auto add = [&](const std::string& rule, const std::string& section, const std::string& key,
+                       const Overrides& overrides) {
+    all.push_back({.rule = rule, .key = section + key});
+    for (const auto& text : overrides) all.back().overrides.push_back(section + text);
+  };
+  for (const auto& role :
+       {kActor, kRef, kRollout, std::string("critic"), std::string("reward_model")})
+    add("ranks_ascend", role, ".ranks", {".ranks=[0, 2, 2]"});
+  for (const auto& role : {kActor, kRef, std::string("critic"), std::string("reward_model")}) {
+    const auto mesh = role + ".megatron";
+    add("virtual_stages_need_stages", mesh, ".virtual_pipeline_model_parallel_size",
+        {".virtual_pipeline_model_parallel_size=2"});
+    add("one_way_to_share_layers_out", mesh, ".pipeline_model_parallel_layout",
+        {".pipeline_model_parallel_layout=Et|tL", ".num_layers_in_last_pipeline_stage=3"});
+    add("sequence_parallel_needs_tensor_parallel", mesh, ".sequence_parallel",
+        {".sequence_parallel=true"});
+  }
+  for (const auto& role : {kActor, std::string("critic")}) {
+    add("full_recompute_is_whole_layers", role, ".megatron.recompute_method",
+        {".megatron.recompute_method=block"});
+    add("selective_recompute_has_modules", role, ".megatron.recompute_modules",
+        {".megatron.recompute_modules=mlp"});
+    add("each_balancing_loss_has_a_coefficient", role, ".megatron.moe_aux_loss_coeff",
+        {".megatron.moe_aux_loss_coeff=0.1"});
+    add("a_balancing_loss_is_named_once", role, ".megatron.moe_router_load_balancing_type",
+        {".megatron.moe_router_load_balancing_type=[\"aux_loss\", \"aux_loss\"]",
+         ".megatron.moe_aux_loss_coeff=[0.1, 0.2]"});
+    const auto optim = role + ".optim";
+    add("lr_decays_downwards", optim, ".min_lr", {".min_lr=1"});
+    add("one_length_of_the_warmup", optim, ".lr_warmup_steps",
+        {".lr_warmup_steps=2", ".lr_warmup_steps_ratio=0.1"});
+    add("warmup_ends_before_decay", optim, ".lr_decay_steps",
+        {".lr_warmup_steps=5", ".lr_decay_steps=5"});
+    add("wsd_has_its_decay", optim, ".lr_decay_style", {".lr_decay_style=WSD"});
+    add("weight_decay_changes_from_start_to_end", optim, ".start_weight_decay",
+        {".start_weight_decay=0.1"});
+    add("profiling_needs_a_tool", role, ".profiler.enable", {".profiler.enable=true"});
+    add("one_way_to_name_ranks", role, ".profiler.ranks",
+        {".profiler.all_ranks=true", ".profiler.ranks=[0]"});
+    add("micro_batches_make_a_batch", role, ".ppo_micro_batch_size_per_gpu",
+        {".use_dynamic_bsz=false", ".ppo_micro_batch_size_per_gpu=3"});
+  }
+  for (const auto& sizes : {kActor + ".ppo_", kRef + ".log_prob_", kRollout + ".log_prob_",
+                            std::string("critic.ppo_"), std::string("reward_model.")}) {
+    add("one_size_of_micro_batches", sizes, "micro_batch_size_per_gpu",
+        {"micro_batch_size_per_gpu=2"});
+    add("a_sequence_fits_in_a_micro_batch", sizes, "max_token_len_per_gpu",
+        {"max_token_len_per_gpu=1023"});
+  }
+  return all;
+}
+
+std::vector<Broken> all_broken() {
+  auto all = broken_of_the_run();
+  for (auto& one : broken_of_roles()) all.push_back(std::move(one));
+  return all;
+}
+
+class BrokenRule : public testing::TestWithParam<Broken> {};
+
+TEST_P(BrokenRule, IsRefusedByItsNameAndKeys) {
+  const auto& broken = GetParam();
+  EXPECT_TRUE(fails(ErrorKind::kUsage, {"[" + broken.rule + "]", "reading " + broken.key + " "},
+                    [&] { load(broken.overrides); }));
+}
+
+// "12_lr_decays_downwards": rules of several sections come several times.
+INSTANTIATE_TEST_SUITE_P(PpoRules,
+                         BrokenRule,
+                         testing::ValuesIn(all_broken()),
+                         [](const testing::TestParamInfo<Broken>& info) {
+                           return std::to_string(info.index) + "_" + info.param.rule;
+                         });
+
+TEST(PpoRules, HaveEachACaseThatBreaksThem) {
+  const auto all = all_broken();
+  for (const auto& rule : ppo_rules()) {
+    const bool is_broken = std::ranges::any_of(all, [&](const Broken& one) {
+      return one.rule == rule.name && std::ranges::find(rule.keys, one.key) != rule.keys.end();
+    });
+    EXPECT_TRUE(is_broken) << rule.name << " of " << rule.keys.back();
+  }
+}
+
+TEST(PpoRules, TakeWhatIsNoContradiction) {
+  EXPECT_NO_THROW(load({"trainer.one_step_off=true", kActor + ".ranks=[0, 1]", "critic.ranks=[0]",
+                        kRollout + ".ranks=[2]"}));
+  EXPECT_NO_THROW(load({"async_training.staleness_threshold=0.5",
+                        "async_training.trigger_parameter_sync_step=4", kActor + ".ranks=[0]",
+                        "critic.ranks=[0]", kRollout + ".ranks=[1]"}));
+  EXPECT_NO_THROW(load({"async_training.staleness_threshold=2",
+                        "async_training.partial_rollout=true", "data.gen_batch_size=1536",
+                        kActor + ".ranks=[0]", "critic.ranks=[0]", kRollout + ".ranks=[1]"}));
+  EXPECT_NO_THROW(load({kActor + ".use_kl_loss=true", "algorithm.use_kl_in_reward=true",
+                        "algorithm.kl_ctrl.type=adaptive"}));
+  EXPECT_NO_THROW(load({"reward_model.enable=true", "reward_model.model.path=rm",
+                        "reward_model.command=python3 score.py"}));
+}
+
+}  // namespace ppo_rules_test
+}  // namespace ferry::trainer
