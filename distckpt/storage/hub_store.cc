@@ -1,7 +1,8 @@
 // Models of the Hugging Face hub: "hf://ORG/REPO", "hf://ORG/REPO@REVISION/FOLDER". The revision is
 // turned into a commit once, so that all files are of one state; files that are in the hub's cache
 // on this machine are read there.
-#include <cstdlib>
+#include <algorithm>
+#include <cctype>
 #include <map>
 #include <mutex>
 #include <string_view>
@@ -59,19 +60,27 @@ fs::path hub_cache() {
   return hub_home() / "hub";
 }
 
+// Without the white space around a token and the ends of lines in it, as huggingface_hub reads it.
+std::string cleaned(std::string token) {
+  std::erase_if(token, [](char c) { return c == '\n' || c == '\r'; });
+  const auto begin = std::min(token.find_first_not_of(" \t"), token.size());
+  return token.substr(begin, token.find_last_not_of(" \t") + 1 - begin);
+}
+
 std::string hub_token() {
-  if (const auto token = environment("HF_TOKEN")) return *token;
+  if (const auto token = cleaned(environment("HF_TOKEN").value_or("")); !token.empty())
+    return token;
   const auto path = environment("HF_TOKEN_PATH").value_or((hub_home() / "token").string());
   std::error_code unknown;
-  if (!fs::is_regular_file(path, unknown)) return {};
-  auto token = read_text(path, 4096);
-  while (!token.empty() && (token.back() == '\n' || token.back() == ' ')) token.pop_back();
-  return token;
+  return fs::is_regular_file(path, unknown) ? cleaned(read_text(path, 4096)) : "";
 }
 
 bool is_offline() {
-  const auto value = environment("HF_HUB_OFFLINE").value_or("0");
-  return value == "1" || value == "true" || value == "TRUE" || value == "yes" || value == "on";
+  auto value = environment("HF_HUB_OFFLINE");
+  if (!value) value = environment("TRANSFORMERS_OFFLINE");
+  if (!value) return false;
+  for (auto& c : *value) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  return *value == "1" || *value == "TRUE" || *value == "YES" || *value == "ON";
 }
 
 class HubStore : public RemoteStore {

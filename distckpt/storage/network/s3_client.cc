@@ -12,6 +12,23 @@ constexpr std::string_view kS3Scheme = "s3://";
 constexpr int kMaxPages = 200;
 constexpr std::int64_t kMaxListPage = std::int64_t{16} << 20;
 
+void append_utf8(std::string& text, std::uint32_t code) {
+  const auto add = [&](std::uint32_t byte) { text += static_cast<char>(byte); };
+  const auto follow = [&](int shift) { add(0x80U | ((code >> shift) & 0x3FU)); };
+  if (code < 0x80) return add(code);
+  if (code < 0x800) {
+    add(0xC0U | (code >> 6));
+  } else if (code < 0x10000) {
+    add(0xE0U | (code >> 12));
+    follow(6);
+  } else {
+    add(0xF0U | (code >> 18));
+    follow(12);
+    follow(6);
+  }
+  follow(0);
+}
+
 std::string unescape(std::string_view text) {
   std::string plain;
   for (std::size_t i = 0; i < text.size(); ++i) {
@@ -21,7 +38,7 @@ std::string unescape(std::string_view text) {
       continue;
     }
     const auto name = text.substr(i + 1, end - i - 1);
-    unsigned code = 0;
+    std::uint32_t code = 0;
     if (name == "amp")
       plain += '&';
     else if (name == "lt")
@@ -35,7 +52,7 @@ std::string unescape(std::string_view text) {
     else if (name.starts_with('#')) {
       const bool hex = name.size() > 1 && name[1] == 'x';
       std::from_chars(name.data() + (hex ? 2 : 1), name.data() + name.size(), code, hex ? 16 : 10);
-      plain += static_cast<char>(code & 0x7FU);
+      append_utf8(plain, code);
     }
     i = end;
   }

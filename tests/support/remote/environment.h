@@ -1,0 +1,41 @@
+// Variables of the environment, for as long as a test wants them.
+#pragma once
+
+#include <cstdlib>
+#include <initializer_list>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace ferry::support {
+
+class Environment {
+ public:
+  // Environment quick{{"FERRY_HTTP_RETRIES", "1"}}; an empty value: the variable is not set.
+  Environment(std::initializer_list<std::pair<const char*, std::string>> values) {
+    for (const auto& [name, value] : values) {
+      const auto* const before = std::getenv(name);
+      before_.emplace_back(name,
+                           before == nullptr ? std::nullopt : std::optional<std::string>(before));
+      assign(name, value.empty() ? std::nullopt : std::optional(value));
+    }
+  }
+  ~Environment() {
+    for (auto at = before_.rbegin(); at != before_.rend(); ++at) assign(at->first, at->second);
+  }
+  Environment(const Environment&) = delete;
+  Environment& operator=(const Environment&) = delete;
+
+ private:
+  static void assign(const char* name, const std::optional<std::string>& value) {
+    if (value)
+      ::setenv(name, value->c_str(), 1);
+    else
+      ::unsetenv(name);
+  }
+
+  std::vector<std::pair<const char*, std::optional<std::string>>> before_;
+};
+
+}  // namespace ferry::support
