@@ -7,7 +7,6 @@
 #include <filesystem>
 #include <string_view>
 
-#include "cli/commands.h"
 #include "cli/program.h"
 #include "distckpt/base/error.h"
 
@@ -34,27 +33,6 @@ void become_torch_program(char** argv) {
   if (!error) execv(program.c_str(), argv);
 }
 
-void add_commands(CLI::App& app) {
-  add_convert(app);
-  add_inspect(app);
-  add_verify(app);
-  add_diff(app);
-  add_digest(app);
-  add_delta(app);
-  add_merge(app);
-  add_plan(app);
-  add_report(app);
-  add_sandbox(app);
-  add_score(app);
-  add_split(app);
-  add_watch(app);
-  // Listed here; what is called is ferry-torch.
-  app.add_subcommand("bench", "Measure");
-  app.add_subcommand("generate", "Generate text with a checkpoint's model");
-  app.add_subcommand("serve", "Answer OpenAI's API over HTTP with a checkpoint's model");
-  app.add_subcommand("train", "Train a model");
-}
-
 }  // namespace
 }  // namespace ferry::cli
 
@@ -66,5 +44,5 @@ int main(int argc, char** argv) {
                          "./quickstart --rl builds it, in the folder of Ferry's sources");
     });
   }
-  return ferry::cli::run_program(argc, argv, ferry::cli::add_commands);
+  return ferry::cli::run_program(argc, argv, ferry::cli::add_file_commands);
 }

@@ -2,8 +2,11 @@
 // yes, 1 no, 2 trouble.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <functional>
+
+namespace CLI {
+class App;
+}
 
 namespace ferry::cli {
 
@@ -13,5 +16,8 @@ int run_program(int argc,
                 char** argv,
                 const std::function<void(CLI::App&)>& add_commands,
                 const std::function<void(const std::function<void()>&)>& guard = {}) noexcept;
+
+// Adds the subcommands of ferry; of those that ferry-torch has, the names.
+void add_file_commands(CLI::App& app);
 
 }  // namespace ferry::cli
