@@ -68,8 +68,7 @@ std::string cleaned(std::string token) {
 }
 
 std::string hub_token() {
-  if (const auto token = cleaned(environment("HF_TOKEN").value_or("")); !token.empty())
-    return token;
+  if (auto token = cleaned(environment("HF_TOKEN").value_or("")); !token.empty()) return token;
   const auto path = environment("HF_TOKEN_PATH").value_or((hub_home() / "token").string());
   std::error_code unknown;
   return fs::is_regular_file(path, unknown) ? cleaned(read_text(path, 4096)) : "";

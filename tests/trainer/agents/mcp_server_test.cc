@@ -27,7 +27,7 @@ AgentAnswer one(McpServer& program) {
   const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
   while (std::chrono::steady_clock::now() < until)
     for (auto& answer : program.answers(milliseconds(50))) return answer;
-  return {.id = -1, .answer = "nothing"};
+  return {.id = -1, .answer = {{"error", "nothing was answered within 20 s"}}};
 }
 
 // The answer to a call whose result is this.

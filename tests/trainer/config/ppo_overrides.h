@@ -12,9 +12,9 @@ namespace ferry::trainer::ppo_overrides {
 
 using Overrides = std::vector<std::string>;
 
-inline const std::string& kActor = kActorSection;
-inline const std::string& kRef = kRefSection;
-inline const std::string& kRollout = kRolloutSection;
+inline const std::string kActor = kActorSection;
+inline const std::string kRef = kRefSection;
+inline const std::string kRollout = kRolloutSection;
 
 inline PpoConfig load(Overrides more, std::string_view algorithm = "ppo") {
   const Overrides least{"actor_rollout_ref.model.path=hf", "data.train_files=train.jsonl"};

@@ -28,8 +28,8 @@ struct Broken {
   std::string key{};
   Overrides overrides{};
 
-  friend void PrintTo(const Broken& one, std::ostream* out) {
-    *out << one.rule << " of " << one.key;
+  friend std::ostream& operator<<(std::ostream& out, const Broken& one) {
+    return out << one.rule << " of " << one.key;
   }
 };
 
