@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cstring>
 #include <filesystem>
+#include <map>
 #include <random>
 #include <string>
 #include <vector>
@@ -286,6 +288,30 @@ TEST_F(MakeDelta, NumbersTheVersionsOfAFolder) {
             "weight_v000002");
   const auto chain = chain_of({dir_ / "v"});
   EXPECT_EQ(chain.deltas().size(), 2U);
+}
+
+TEST_F(MakeDelta, GivesVllmIndicesAndValuesThatMakeTheResult) {
+  make(dir_ / "base", dir_ / "result", dir_ / "delta", DeltaTarget::kVllm);
+  const auto patch = support::read_bytes(dir_ / "delta" / "patch.safetensors");
+  std::map<std::string, distckpt::SafetensorsEntry> parts;
+  for (const auto& entry :
+       distckpt::read_safetensors_header(dir_ / "delta" / "patch.safetensors").entries)
+    parts.emplace(entry.name, entry);
+  const auto file = dir_ / "base" / "model.safetensors";
+  auto bytes = support::read_bytes(file);
+  for (const auto& tensor : distckpt::read_safetensors_header(file).entries) {
+    const auto& indices = parts.at(tensor.name + ".indices");
+    const auto& values = parts.at(tensor.name + ".values");
+    EXPECT_EQ(indices.dtype, distckpt::DType::kI32);
+    EXPECT_EQ(values.dtype, tensor.dtype);
+    for (std::int64_t i = 0; i < indices.shape[0]; ++i) {
+      std::int32_t at = 0;
+      std::memcpy(&at, patch.data() + indices.begin + 4 * i, 4);
+      std::memcpy(bytes.data() + tensor.begin + 2 * at, patch.data() + values.begin + 2 * i, 2);
+    }
+  }
+  EXPECT_TRUE(
+      support::same_bytes(support::read_bytes(dir_ / "result" / "model.safetensors"), bytes));
 }
 
 TEST_F(MakeDelta, GivesVllmNoNan) {

@@ -277,8 +277,8 @@ TEST_P(BrokenRule, IsRefusedByItsNameAndKeys) {
 INSTANTIATE_TEST_SUITE_P(PpoRules,
                          BrokenRule,
                          testing::ValuesIn(all_broken()),
-                         [](const testing::TestParamInfo<Broken>& info) {
-                           return std::to_string(info.index) + "_" + info.param.rule;
+                         [](const testing::TestParamInfo<Broken>& one) {
+                           return std::to_string(one.index) + "_" + one.param.rule;
                          });
 
 TEST(PpoRules, HaveEachACaseThatBreaksThem) {
