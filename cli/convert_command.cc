@@ -1,5 +1,6 @@
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "cli/commands.h"
 #include "cli/report/json.h"
@@ -32,7 +33,7 @@ void run_convert_adapter(ConvertFlags& flags) {
           "and reports have a meaning");
   const auto form = converter::adapter_form(flags.to);
   require(form.has_value(), ErrorKind::kUsage,
-          "--to{}: an adapter's target is peft, megatron or verl",
+          "--to{}: an adapter's target is peft, megatron, verl, vllm or sglang",
           flags.to.empty() ? " is missing" : " " + flags.to);
   adapter.form = *form;
   adapter.from = options.from;
@@ -55,9 +56,13 @@ void run_convert_adapter(ConvertFlags& flags) {
   }
 }
 
+bool is_of_adapters(std::string_view to) {
+  return to != "megatron" && converter::adapter_form(to).has_value();
+}
+
 void run_convert(ConvertFlags& flags) {
   if (!flags.adapter.base.empty()) return run_convert_adapter(flags);
-  require(!flags.adapter.alpha && flags.to != "peft" && flags.to != "verl", ErrorKind::kUsage,
+  require(!flags.adapter.alpha && !is_of_adapters(flags.to), ErrorKind::kUsage,
           "{} is for adapters, whose base --base names",
           flags.adapter.alpha ? "--lora-alpha" : "--to " + flags.to);
   require(flags.dry_run.empty() || flags.dry_run == "plan" || flags.dry_run == "read",
@@ -103,8 +108,9 @@ void add_convert(CLI::App& app) {
   command
       ->add_option("--to", flags->to,
                    "Format of the target; h5 is Ferry's compressed archive. Default: hf, and "
-                   "megatron from hf. Of an adapter: peft, megatron (Megatron-Bridge's) or verl")
-      ->check(CLI::IsMember({"hf", "megatron", "h5", "peft", "verl"}));
+                   "megatron from hf. Of an adapter: peft, megatron (Megatron-Bridge's), verl, or "
+                   "vllm and sglang, which take the factors of each expert under names of its own")
+      ->check(CLI::IsMember({"hf", "megatron", "h5", "peft", "verl", "vllm", "sglang"}));
   command->add_option("--base", flags->adapter.base,
                       "SRC is a LoRA adapter (of PEFT, verl, ms-swift or Megatron-Bridge) of this "
                       "checkpoint: convert the adapter");

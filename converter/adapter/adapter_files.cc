@@ -58,9 +58,9 @@ struct PeftModules {
   std::set<std::string> linear{};
   std::set<std::string> experts{};
 
-  void add(const ModelMap& base, const MegatronTensor& of, int part) {
+  void add(const ModelMap& base, const MegatronTensor& of, int part, ExpertNames names) {
     const auto merged = merged_tensors(of);
-    if (of.expert) {
+    if (of.expert && names == ExpertNames::kTogether) {
       const auto name =
           experts_prefix(base.tensors[merged.front()].name).substr(kPeftPrefix.size());
       experts.insert(name + (of.merge == Merge::kGateUp ? ".gate_up_proj" : ".down_proj"));
@@ -73,6 +73,43 @@ struct PeftModules {
   }
 };
 
+// A setting of modules: what most of them have, and a pattern for each other one.
+class Usual {
+ public:
+  void add(const std::string& module, const ordered_json& value) {
+    ++counts_[value];
+    values_[module] = value;
+  }
+
+  const ordered_json& usual() const {
+    return std::ranges::max_element(counts_, {}, [](const auto& one) { return one.second; })->first;
+  }
+
+  ordered_json others() const {
+    auto patterns = ordered_json::object();
+    for (const auto& [module, value] : values_)
+      if (value != usual()) patterns[module] = value;
+    return patterns;
+  }
+
+ private:
+  std::map<ordered_json, std::int64_t> counts_;
+  std::map<std::string, ordered_json> values_;
+};
+
+void require_one_rank_and_alpha(const Adapter& adapter,
+                                const ModelMap& base,
+                                std::string_view who) {
+  for (std::size_t i = 0; i < adapter.adapted.size(); ++i) {
+    const auto& one = adapter.adapted[i];
+    const auto rank = adapter.adapted.front().rank;
+    require(one.rank == rank && adapter.scaling[i] == adapter.scaling.front(), ErrorKind::kLayout,
+            "{}: has rank {} and the factor {}, others {} and {}: {} one rank and one alpha",
+            base.megatron[one.megatron].key, one.rank, adapter.scaling[i], rank,
+            adapter.scaling.front(), who);
+  }
+}
+
 std::map<std::string, std::int64_t> count_names(const std::set<std::string>& modules) {
   std::map<std::string, std::int64_t> counts;
   for (const auto& module : modules) ++counts[last_name(module)];
@@ -81,27 +118,33 @@ std::map<std::string, std::int64_t> count_names(const std::set<std::string>& mod
 
 }  // namespace
 
-std::string peft_config(const Adapter& adapter, const ModelMap& base) {
+std::string peft_config(const Adapter& adapter, const ModelMap& base, ExpertNames experts) {
+  const auto is_expert = [&](const AdaptedParameter& one) {
+    return base.megatron[one.megatron].expert.has_value();
+  };
+  const bool as_found =
+      adapter.experts == experts || std::ranges::none_of(adapter.adapted, is_expert);
+  if (!adapter.config.empty() && as_found && experts == ExpertNames::kTogether)
+    return adapter.config;
   PeftModules adapted;
   PeftModules all;
-  std::map<std::int64_t, std::int64_t> ranks;
-  for (const auto& one : adapter.adapted) {
-    adapted.add(base, base.megatron[one.megatron], one.part);
-    ++ranks[one.rank];
+  Usual ranks;
+  Usual alphas;
+  for (std::size_t i = 0; i < adapter.adapted.size(); ++i) {
+    const auto& one = adapter.adapted[i];
+    PeftModules here;
+    here.add(base, base.megatron[one.megatron], one.part, experts);
+    for (auto* names : {&here.linear, &here.experts}) {
+      for (const auto& name : *names) {
+        ranks.add(name, one.rank);
+        alphas.add(name, as_number(alpha_of(adapter, i)));
+      }
+    }
+    adapted.linear.merge(here.linear);
+    adapted.experts.merge(here.experts);
   }
   for (const auto& tensor : base.megatron) {
-    if (tensor.shape.rank() == 2) all.add(base, tensor, AdaptedParameter::kFused);
-  }
-  const auto usual =
-      std::ranges::max_element(ranks, {}, [](const auto& one) { return one.second; })->first;
-  ordered_json rank_pattern = ordered_json::object();
-  for (const auto& one : adapter.adapted) {
-    if (one.rank == usual) continue;
-    PeftModules here;
-    here.add(base, base.megatron[one.megatron], one.part);
-    for (const auto* names : {&here.linear, &here.experts}) {
-      for (const auto& name : *names) rank_pattern[name] = one.rank;
-    }
+    if (tensor.shape.rank() == 2) all.add(base, tensor, AdaptedParameter::kFused, experts);
   }
   ordered_json config{{"peft_type", "LORA"},
                       {"task_type", "CAUSAL_LM"},
@@ -110,32 +153,55 @@ std::string peft_config(const Adapter& adapter, const ModelMap& base) {
                       {"fan_in_fan_out", false},
                       {"inference_mode", true},
                       {"init_lora_weights", true},
-                      {"lora_alpha", as_number(alpha_of(adapter, 0))},
+                      {"lora_alpha", alphas.usual()},
                       {"lora_dropout", 0.0},
                       {"modules_to_save", nullptr},
-                      {"r", usual},
-                      {"rank_pattern", rank_pattern},
-                      {"alpha_pattern", ordered_json::object()},
+                      {"r", ranks.usual()},
+                      {"rank_pattern", ranks.others()},
+                      {"alpha_pattern", alphas.others()},
                       {"target_modules", targets(adapted.linear, count_names(all.linear), 1)},
                       {"use_dora", false},
                       {"use_rslora", false}};
   if (!adapted.experts.empty())
     config["target_parameters"] = targets(adapted.experts, count_names(all.experts), 3);
+  if (!adapter.config.empty()) {
+    const auto found = distckpt::parse_ordered_json(adapter.config, kAdapterConfig);
+    for (const auto* key : {"task_type", "base_model_name_or_path", "revision"})
+      if (found.contains(key)) config[key] = found.at(key);
+  }
   return config.dump(2) + "\n";
 }
 
+void require_servable(const Adapter& adapter, const ModelMap& base) {
+  require_one_rank_and_alpha(adapter, base, "vLLM and SGLang take");
+  for (const auto& tensor : adapter.checkpoint.tensors) {
+    const std::string_view name = tensor.name;
+    const bool factor = name.find(".lora_A.") != name.npos || name.find(".lora_B.") != name.npos;
+    require(factor, ErrorKind::kLayout,
+            "{}: is no factor of a linear layer; of an adapter vLLM and SGLang take those alone",
+            name);
+  }
+  std::map<std::string, std::set<bool>> projections;  // by layer: gate and up, down
+  for (const auto& one : adapter.adapted) {
+    const auto& of = base.megatron[one.megatron];
+    if (of.expert)
+      projections[experts_prefix(base.tensors[of.parts.front().model].name)].insert(of.merge ==
+                                                                                    Merge::kGateUp);
+  }
+  for (const auto& [experts, found] : projections) {
+    require(found.size() == 2, ErrorKind::kLayout,
+            "{}: {} adapted; vLLM takes gate, up and down of an expert together", experts,
+            *found.begin() ? "gate and up alone are" : "down alone is");
+  }
+}
+
 std::string run_config(const Adapter& adapter, const ModelMap& base) {
+  require_one_rank_and_alpha(adapter, base, "an adapter of Megatron-Bridge has");
   const auto rank = adapter.adapted.front().rank;
   std::set<std::string> modules;
   bool experts = false;
-  for (std::size_t i = 0; i < adapter.adapted.size(); ++i) {
-    const auto& one = adapter.adapted[i];
+  for (const auto& one : adapter.adapted) {
     const auto& of = base.megatron[one.megatron];
-    require(
-        one.rank == rank && adapter.scaling[i] == adapter.scaling.front(), ErrorKind::kLayout,
-        "{}: has rank {} and the factor {}, others {} and {}: an adapter of Megatron-Bridge has "
-        "one rank and one alpha",
-        of.key, one.rank, adapter.scaling[i], rank, adapter.scaling.front());
     experts = experts || of.expert.has_value();
     auto module = of.key.substr(0, of.key.rfind('.'));
     module = last_name(module);

@@ -10,9 +10,10 @@
 #include <vector>
 
 #include "converter/adapter/adapter_files.h"
+#include "converter/adapter/expert_factors.h"
 #include "converter/adapter/lora_settings.h"
 #include "converter/option_check.h"
-#include "converter/write/hf_target.h"
+#include "converter/write/linked_target.h"
 #include "converter/write/megatron_target.h"
 #include "converter/write/run_config.h"
 #include "converter/write/target_folder.h"
@@ -26,6 +27,7 @@ namespace ferry::converter {
 namespace fs = std::filesystem;
 namespace {
 
+using distckpt::BoxLink;
 using distckpt::Digest;
 
 bool writes_megatron(const ConvertAdapterOptions& options) {
@@ -61,7 +63,7 @@ class AdapterConversion {
     fs::create_directories(folder);
     const auto& source = adapter_.checkpoint;
     const auto plan = distckpt::plan_copy(source.tensors, source.side(), target->side());
-    auto& sink = dynamic_cast<FileTarget&>(*target).open_files([](auto) { return true; });
+    auto& sink = target->open_files([](auto) { return true; });
     const auto copied = execute(source, plan, &sink, "copying", progress);
     target->close_sink();
     for (const auto& [name, text] : records) distckpt::write_text(work.output() / name, text);
@@ -77,26 +79,59 @@ class AdapterConversion {
   }
 
  private:
-  std::unique_ptr<Target> make_target(const fs::path& folder) {
-    auto& source = adapter_.checkpoint;
+  std::unique_ptr<FileTarget> make_target(const fs::path& folder) const {
+    const auto& source = adapter_.checkpoint;
     if (writes_megatron(options_))
       return make_megatron_target(
           source, source.tensors,
           {.parallel = options_.parallel, .iteration = kAdapterIteration, .run_config = false},
           folder);
-    auto& form = source.hf.emplace();
-    form.carried = {std::string(kAdapterConfig)};
-    form.contents.emplace(kAdapterConfig, adapter_.config.empty() ? peft_config(adapter_, base_.map)
-                                                                  : adapter_.config);
+    const auto factors = stored_factors();
     std::vector<distckpt::SafetensorsEntry> entries;
-    const auto add = [&](const std::string& name, const distckpt::ModelTensor& tensor) {
-      entries.push_back({.name = name, .dtype = tensor.dtype, .shape = tensor.shape});
+    for (const auto& factor : factors) {
+      entries.push_back({.name = factor.name,
+                         .dtype = source.tensors[factor.link.model].dtype,
+                         .shape = factor.shape});
+    }
+    auto header = distckpt::make_safetensors_header(std::string(kAdapterWeights),
+                                                    std::move(entries), {{"format", "pt"}});
+    std::map<std::string_view, std::uint32_t> index;
+    for (std::uint32_t i = 0; i < header.entries.size(); ++i)
+      index.emplace(header.entries[i].name, i);
+    distckpt::TensorMap links;
+    for (const auto& factor : factors)
+      links.links.emplace_back(factor.link).stored = index.at(factor.name);
+    return make_linked_target(
+        std::move(header), std::move(links),
+        {{std::string(kAdapterConfig), peft_config(adapter_, base_.map, names_of_experts())}},
+        folder);
+  }
+
+  ExpertNames names_of_experts() const {
+    return options_.form == AdapterForm::kVllm ? ExpertNames::kApart : ExpertNames::kTogether;
+  }
+
+  // The tensors of PEFT's file, or of vLLM's.
+  std::vector<StoredFactor> stored_factors() const {
+    const auto& source = adapter_.checkpoint;
+    std::vector<StoredFactor> factors;
+    std::set<std::uint32_t> apart;
+    if (options_.form == AdapterForm::kVllm) {
+      require_servable(adapter_, base_.map);
+      factors = expert_factors(base_.map, source.map, adapter_.adapted);
+      for (const auto& factor : factors) apart.insert(factor.link.model);
+    }
+    std::map<std::uint32_t, int> copies;
+    const auto add = [&](const std::string& name, std::uint32_t model) {
+      if (apart.contains(model)) return;
+      const auto& shape = source.tensors[model].shape;
+      auto& added = factors.emplace_back(
+          StoredFactor{.name = name, .shape = shape, .link = BoxLink::whole(model, 0, shape)});
+      added.link.copy = copies[model]++;
     };
-    for (const auto& tensor : source.tensors) add(tensor.name, tensor);
-    for (const auto& [name, of] : source.map.copies) add(name, source.tensors[of]);
-    form.headers = {distckpt::make_safetensors_header(std::string(kAdapterWeights),
-                                                      std::move(entries), {{"format", "pt"}})};
-    return make_hf_target(source, source.tensors, std::nullopt, std::nullopt, folder);
+    for (std::uint32_t i = 0; i < source.tensors.size(); ++i) add(source.tensors[i].name, i);
+    for (const auto& [name, of] : source.map.copies) add(name, of);
+    return factors;
   }
 
   // Files that say what the tensors do not.
@@ -141,9 +176,17 @@ class AdapterConversion {
       require(at != found.end() && at->second == copied.digests[i], ErrorKind::kCorrupt,
               "{}: what was written is not what was read", tensors[i].name);
     }
-    if (adapter_.scaling.empty()) return;  // of embeddings alone
-    require(written.scaling.front() == adapter_.scaling.front(), ErrorKind::kBug,
-            "the scaling is {}, it was {}", written.scaling.front(), adapter_.scaling.front());
+    const auto before = scalings(adapter_);
+    const auto after = scalings(written);
+    require(before == after, ErrorKind::kBug, "the factors of the products have changed");
+  }
+
+  // The factors of the products, by the base's parameter.
+  static std::map<std::uint32_t, std::set<float>> scalings(const Adapter& adapter) {
+    std::map<std::uint32_t, std::set<float>> found;
+    for (std::size_t i = 0; i < adapter.adapted.size(); ++i)
+      found[adapter.adapted[i].megatron].insert(adapter.scaling[i]);
+    return found;
   }
 
   distckpt::PublishedModes modes() const {
@@ -181,8 +224,7 @@ fs::path adapter_target(const ConvertAdapterOptions& options) {
   require(!distckpt::is_remote(target), ErrorKind::kUsage, "{}: an adapter is written to a folder",
           target.string());
   if (!writes_megatron(options)) {
-    require_no_layout(options.parallel,
-                      options.form == AdapterForm::kVerl ? "verl's adapter" : "PEFT's adapter");
+    require_no_layout(options.parallel, fmt::format("an adapter of {}", form_name(options.form)));
   }
   return writes_megatron(options) ? target / distckpt::iteration_folder(kAdapterIteration) : target;
 }

@@ -47,9 +47,14 @@ class PeftOpener {
     index_base();
     group_entries();
     for (const auto& [module, entries] : modules_) take_module(module, entries);
+    take_experts();
     take_merged();
     auto& checkpoint = adapter_.checkpoint;
     checkpoint.map = make_adapter_map(base_, adapter_.adapted);
+    if (adapter_.experts == ExpertNames::kApart) {
+      for (auto& factor : expert_factors(base_, checkpoint.map, adapter_.adapted))
+        apart_.emplace(factor.name, std::move(factor));
+    }
     for (const auto* entry : kept_) add_kept(*entry);
     checkpoint.tensors = checkpoint.map.tensors;
     distckpt::add_to_layout(header_, adapter_.checkpoint.location.folder, checkpoint.layout);
@@ -155,6 +160,41 @@ class PeftOpener {
     adapter_.scaling.push_back(settings_.scaling(module, adapted.rank));
   }
 
+  // Experts one by one, whose modules have names of their own.
+  void take_experts() {
+    for (auto at = merged_.begin(); at != merged_.end();) {
+      const auto& [megatron, parts] = *at;
+      const auto& of = base_.megatron[megatron];
+      if (!of.expert) {
+        ++at;
+        continue;
+      }
+      adapter_.experts = ExpertNames::kApart;
+      const auto merged = merged_tensors(of);
+      std::optional<float> scaling;
+      for (std::size_t i = 0; i < parts.size(); ++i) {
+        const auto& name = base_.tensors[merged[i]].name;
+        require(parts[i].a != nullptr, ErrorKind::kLayout,
+                "{}: is not adapted by {}, other projections of the expert are", name, source_);
+        const auto found = settings_.scaling(name.substr(0, name.rfind('.')), parts[i].a->shape[0]);
+        require(scaling.value_or(found) == found, ErrorKind::kLayout,
+                "{}: {}: gate has the factor {}, up {}", source_, name, scaling.value_or(0), found);
+        scaling = found;
+      }
+      if (parts.size() > 1 && !share_first_factor(parts)) {
+        throw Error(ErrorKind::kLayout,
+                    fmt::format("{}: {}: gate and up of an expert have first factors of their own; "
+                                "PEFT's target_parameters and Megatron-Bridge have one for both",
+                                source_, base_.tensors[merged.front()].name),
+                    "vLLM, SGLang and ferry merge read the adapter as it is");
+      }
+      adapter_.adapted.push_back({.megatron = megatron, .rank = parts.front().a->shape[0]});
+      adapter_.scaling.push_back(*scaling);
+      at = merged_.erase(at);
+    }
+    if (adapter_.experts == ExpertNames::kApart) require_all_experts(base_, adapter_.adapted);
+  }
+
   // Query, key and value, or gate and up: fused or with factors of their own.
   void take_merged() {
     const bool to_megatron = options_.megatron_tp.has_value();
@@ -165,10 +205,6 @@ class PeftOpener {
       const auto& of = base_.megatron[megatron];
       const auto merged = merged_tensors(of);
       const bool fused = parts.size() == 1 || !adapter_.canonical;
-      require(!of.expert, ErrorKind::kLayout,
-              "{}: the adapter {} changes experts one by one; PEFT and Megatron-Bridge hold the "
-              "factors of all experts of a layer together (target_parameters)",
-              base_.tensors[merged.front()].name, source_);
       for (std::size_t i = 0; i < parts.size(); ++i) {
         if (parts[i].a == nullptr || (fused && i > 0)) continue;
         const auto& name = base_.tensors[merged[i]].name;
@@ -202,6 +238,8 @@ class PeftOpener {
     const auto name = key.is_factor()
                           ? fmt::format("{}{}.{}.weight", kPeftPrefix, key.module, key.part)
                           : kept_name(key, stored.name);
+    if (const auto apart = apart_.find(name); apart != apart_.end())
+      return link_expert(index, apart->second);
     const auto copy = checkpoint.map.copies.find(name);
     const bool is_copy = copy != checkpoint.map.copies.end();
     const auto model = is_copy ? copy->second : checkpoint.map.index.at(name);
@@ -212,6 +250,19 @@ class PeftOpener {
     if (!is_copy) tensor.dtype = stored.dtype;
     auto& made = checkpoint.links.links.emplace_back(BoxLink::whole(model, index, stored.shape));
     if (is_copy) made.copy = ++num_copies_[model];
+  }
+
+  void link_expert(std::uint32_t index, const StoredFactor& factor) {
+    auto& checkpoint = adapter_.checkpoint;
+    const auto& stored = checkpoint.layout.tensor(index);
+    require(stored.shape == factor.shape, ErrorKind::kLayout,
+            "{}: {}: has shape {}, expected {} as the base and the rank say", source_, stored.name,
+            to_string(stored.shape), to_string(factor.shape));
+    const auto dtype = dtypes_.emplace(factor.link.model, stored.dtype).first->second;
+    require(dtype == stored.dtype, ErrorKind::kLayout, "{}: {}: is {}, that of another expert {}",
+            source_, stored.name, short_name(stored.dtype), short_name(dtype));
+    checkpoint.tensors[factor.link.model].dtype = dtype;
+    checkpoint.links.links.emplace_back(factor.link).stored = index;
   }
 
   const ModelMap& base_;
@@ -225,6 +276,8 @@ class PeftOpener {
   std::map<std::string, FactorEntries> modules_;                        // by factor_prefix
   std::map<std::string, std::pair<std::uint32_t, std::size_t>> parts_;  // by factor_prefix
   std::map<std::uint32_t, std::vector<FactorEntries>> merged_;          // by the base's parameter
+  std::map<std::string, StoredFactor> apart_;                           // of experts, by name
+  std::map<std::uint32_t, distckpt::DType> dtypes_;  // of these, by the adapter's tensor
   std::map<std::uint32_t, int> num_copies_;
   std::vector<const SafetensorsEntry*> kept_;
 };
@@ -357,14 +410,17 @@ std::string_view form_name(AdapterForm form) {
     case AdapterForm::kVerl:
       return "verl";
     case AdapterForm::kMegatron:
+      return "Megatron-Bridge";
+    case AdapterForm::kVllm:
       break;
   }
-  return "Megatron-Bridge";
+  return "vLLM, SGLang";
 }
 
 std::optional<AdapterForm> adapter_form(std::string_view name) {
   if (name == "peft") return AdapterForm::kPeft;
   if (name == "verl") return AdapterForm::kVerl;
+  if (name == "vllm" || name == "sglang") return AdapterForm::kVllm;
   return name == "megatron" ? std::optional(AdapterForm::kMegatron) : std::nullopt;
 }
 

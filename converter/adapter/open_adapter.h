@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "converter/adapter/adapter_map.h"
+#include "converter/adapter/expert_factors.h"
 #include "converter/open/checkpoint.h"
 
 namespace ferry::converter {
@@ -16,9 +16,11 @@ enum class AdapterForm {
   kPeft,      // a folder with adapter_config.json and adapter_model.safetensors
   kVerl,      // that folder as lora_adapter in a checkpoint of verl (verl/model_merger)
   kMegatron,  // a torch_dist checkpoint of Megatron-Bridge, run_config.yaml in it
+  kVllm,      // PEFT's files as vLLM and SGLang read them: expert by expert. Opened as kPeft
 };
-std::string_view form_name(AdapterForm form);  // "PEFT", "verl", "Megatron-Bridge"
-std::optional<AdapterForm> adapter_form(std::string_view name);  // "peft", "verl", "megatron"
+std::string_view form_name(AdapterForm form);  // "PEFT", "verl", "Megatron-Bridge", "vLLM, SGLang"
+// "peft", "verl", "megatron", "vllm" or "sglang".
+std::optional<AdapterForm> adapter_form(std::string_view name);
 
 inline constexpr std::string_view kVerlAdapter = "lora_adapter";
 inline constexpr std::string_view kVerlLoraRecord = "lora_train_meta.json";
@@ -28,8 +30,9 @@ struct Adapter {
   bool canonical = false;   // factors of their own for query, key and value, and for gate and up
   Checkpoint checkpoint{};  // megatron_names, map and links are the adapter's; no `hf`
   std::vector<AdaptedParameter> adapted{};
-  std::vector<float> scaling{};  // of the product, by `adapted`
-  std::string config{};          // PEFT's adapter_config.json; none of Megatron-Bridge
+  std::vector<float> scaling{};                  // of the product, by `adapted`
+  ExpertNames experts = ExpertNames::kTogether;  // as they were found
+  std::string config{};  // PEFT's adapter_config.json; none of Megatron-Bridge
 };
 
 struct OpenAdapterOptions {

@@ -42,7 +42,7 @@ bool is_open(std::string_view pattern) {
 std::string_view opening(std::string_view pattern) {
   return pattern.substr(0, pattern.size() - kAny.size());
 }
-bool matches(std::string_view pattern, std::string_view key) {
+bool matches_rule(std::string_view pattern, std::string_view key) {
   return is_open(pattern) ? key.starts_with(opening(pattern)) : key == pattern;
 }
 
@@ -220,7 +220,7 @@ bool is_tower_key(const Family& family, std::string_view key) {
   for (const auto layout : {MegatronLayout::kMegatronBridge, MegatronLayout::kMbridge}) {
     for (const auto& rule : rules_of(family, layout)) {
       const auto module = rule.megatron.substr(0, rule.megatron.find('.') + 1);
-      if (state ? key.starts_with(module) : matches(rule.megatron, key)) return true;
+      if (state ? key.starts_with(module) : matches_rule(rule.megatron, key)) return true;
     }
   }
   return false;
@@ -232,7 +232,7 @@ MegatronLayout layout_of(const Family& family, const distckpt::Layout& stored) {
     const auto key = models::strip_wrappers(tensor.name);
     const auto is_of = [&](MegatronLayout one) {
       return std::ranges::any_of(rules_of(family, one),
-                                 [&](auto& rule) { return matches(rule.megatron, key); });
+                                 [&](auto& rule) { return matches_rule(rule.megatron, key); });
     };
     if (is_of(MegatronLayout::kMbridge)) return MegatronLayout::kMbridge;
     const bool below = key.starts_with(kLanguageModelPrefix) &&
@@ -251,7 +251,7 @@ std::vector<ModelTensor> tower_tensors(const Family& family,
   for (const auto& tensor : stored.tensors()) {
     const auto key = models::strip_wrappers(tensor.name);
     const auto rule = std::ranges::find_if(
-        rules, [&](const TowerRule& one) { return matches(one.megatron, key); });
+        rules, [&](const TowerRule& one) { return matches_rule(one.megatron, key); });
     if (rule == rules.end()) continue;
     found.insert(rule->megatron);
     auto shape = tensor.shape;
@@ -338,7 +338,7 @@ std::optional<std::string> tower_name(std::span<const TowerRule> rules, std::str
       rest.remove_prefix(layer.size());
       name.replace(name.find(kLayerMark), kLayerMark.size(), layer);
     }
-    if (!matches(pattern, rest)) continue;
+    if (!matches_rule(pattern, rest)) continue;
     if (!is_open(pattern)) return name;
     return fmt::format("{}{}", opening(name), rest.substr(opening(pattern).size()));
   }

@@ -137,7 +137,8 @@ converter::ConvertOptions convert_options(const Options& options) {
 }
 
 converter::ConvertAdapterOptions adapter_options(const Options& options) {
-  const auto form = named(options, "to", "peft, megatron, verl", converter::adapter_form);
+  const auto form =
+      named(options, "to", "peft, megatron, verl, vllm, sglang", converter::adapter_form);
   return {.from = options.path("source"),
           .to = options.path("target"),
           .base = options.path("base"),

@@ -362,7 +362,8 @@ def convert_adapter(source: Path, target: Path, *, base: Path, to: str, lora_alp
         source: an adapter of any of the three forms
         target: a folder; nothing may be there
         base: the checkpoint that the adapter changes
-        to: "peft", "megatron" (Megatron-Bridge's, in the layout of tp, pp, ...) or "verl"
+        to: "peft", "megatron" (Megatron-Bridge's, in the layout of tp, pp, ...), "verl", or "vllm" and "sglang": the factors of each expert
+            under names of its own
         lora_alpha: of an adapter of Megatron-Bridge without a run_config.yaml
         hf_config: a folder with the config.json that a Megatron base lacks
 

@@ -104,6 +104,87 @@ def test_fused_experts_are_grouped_experts(work):
     assert torch.equal(found, want) and (want - logits(work / "base")).abs().max() > 0.001
 
 
+EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+
+
+def packed_by_vllm(tensors, config, layer):
+    """The stacks that vLLM makes of a layer's experts: lora_model.py and utils.py take the names apart, pack_moe in lora_weights.py stacks the parts
+    [w1, w2, w3] as `[experts, rank, in]` and `[experts, out, rank]`, and multiplies by alpha / r whatever use_rslora says."""
+    experts = range(1 + max(int(name.split(".experts.")[1].split(".")[0]) for name in tensors if ".experts." in name))
+    prefix = f"base_model.model.model.layers.{layer}.mlp.experts"
+    stack = {which: [torch.stack([tensors[f"{prefix}.{expert}.{part}.lora_{which}.weight"] for expert in experts])
+                     for part in ("gate_proj", "down_proj", "up_proj")] for which in "AB"}
+    return stack["A"], [b * (config["lora_alpha"] / config["r"]) for b in stack["B"]]
+
+
+def test_vllm_and_sglang_get_the_factors_of_each_expert(work):
+    config = hf_configs()["qwen3_moe"]()
+    torch.manual_seed(1)
+    Qwen3MoeForCausalLM(config).to(torch.float32).save_pretrained(work / "base")
+    make_adapter(work / "base", work / "peft", r=2, lora_alpha=4, use_rslora=True, target_modules=["q_proj", "o_proj"], target_parameters=EXPERTS)
+    report = ferry_json("convert", work / "peft", work / "vllm", "--base", work / "base", "--to", "vllm")
+    assert report["target_form"] == "vLLM, SGLang"
+    run_ok("convert", work / "peft", work / "sglang", "--base", work / "base", "--to", "sglang")
+    assert tree(work / "vllm") == tree(work / "sglang")
+    fused, apart = load_file(work / "peft" / WEIGHTS), load_file(work / "vllm" / WEIGHTS)
+    settings = json.loads((work / "vllm/adapter_config.json").read_text())
+    assert settings["target_modules"] == ["down_proj", "gate_proj", "o_proj", "q_proj", "up_proj"] and not settings["use_rslora"]
+    assert not settings["rank_pattern"] and not settings["alpha_pattern"] and "target_parameters" not in settings
+    loaded = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(work / "base", dtype=torch.float32), work / "peft")
+    for number, layer in enumerate(loaded.base_model.model.model.layers):
+        a, b = packed_by_vllm(apart, settings, number)
+        outer = layer.mlp.experts
+        for wrapper, parts in ((outer, [1]), (outer.base_layer, [0, 2])):
+            want = wrapper.get_delta_weight("default")  # [experts, out, in]
+            found = torch.cat([b[part] @ a[part] for part in parts], dim=1)
+            assert torch.allclose(found, want, rtol=1e-5, atol=1e-7)
+    assert sum(tensor.numel() for name, tensor in apart.items() if ".experts." not in name) == \
+        sum(tensor.numel() for name, tensor in fused.items() if ".experts." not in name)
+    want = logits(work / "base", work / "peft")
+    assert torch.equal(logits(work / "base", work / "vllm"), want)  # PEFT puts the experts together itself
+    assert (want - logits(work / "base")).abs().max() > 0.001
+    # The way back, to every form, and the weights that it gives.
+    run_ok("convert", work / "vllm", work / "back", "--base", work / "base", "--to", "peft")
+    assert (work / "back" / WEIGHTS).read_bytes() == (work / "peft" / WEIGHTS).read_bytes()
+    assert torch.equal(logits(work / "base", work / "back"), want)
+    for name in ("peft", "vllm"):
+        run_ok("convert", work / name, work / f"mb_{name}", "--base", work / "base", "--to", "megatron", "--tp", "2", "--ep", "2")
+        run_ok("merge", work / "base", work / name, work / f"merged_{name}")
+    assert tree(work / "merged_peft") == tree(work / "merged_vllm")
+    for name, form in (("mb_vllm", "peft"), ("mb_peft", "vllm")):
+        run_ok("convert", work / name, work / f"{form}_again", "--base", work / "base", "--to", form)
+        assert tree(work / f"{form}_again")[WEIGHTS] == tree(work / form)[WEIGHTS]
+
+
+def test_what_vllm_would_not_apply_is_named(work):
+    config = hf_configs()["qwen3_moe"]()
+    torch.manual_seed(1)
+    Qwen3MoeForCausalLM(config).to(torch.float32).save_pretrained(work / "base")
+
+    def refuse_to(form, name, *words):
+        refuse("convert", work / name, work / "out", "--base", work / "base", "--to", form, words=words)
+    for name, words, settings in (
+            ("half", ["vLLM takes gate, up and down"], dict(target_modules=["o_proj"], target_parameters=EXPERTS[1:])),
+            ("ranks", ["one rank and one alpha"], dict(target_modules=["q_proj", "o_proj"], rank_pattern={"o_proj": 4})),
+            ("dora", ["no factor of a linear layer"], dict(target_modules=["o_proj"], use_dora=True)),
+            ("whole", ["no factor of a linear layer"], dict(target_modules=["o_proj"], modules_to_save=["lm_head"]))):
+        make_adapter(work / "base", work / name, r=2, lora_alpha=4, **settings)
+        refuse_to("vllm", name, *words)
+    make_adapter(work / "base", work / "peft", r=2, lora_alpha=4, target_modules=["o_proj"], target_parameters=EXPERTS)
+    run_ok("convert", work / "peft", work / "vllm", "--base", work / "base", "--to", "vllm")
+    whole = load_file(work / "vllm" / WEIGHTS)
+    one = "base_model.model.model.layers.1.mlp.experts.3.up_proj.lora_A.weight"
+    for change, words in ((lambda tensors: {**tensors, one: tensors[one] + 1}, ["first factors of their own", "experts.3.gate_proj"]),
+                          (lambda tensors: {**tensors, one: tensors[one][:1].contiguous()}, ["experts.3", "rank"]),
+                          (lambda tensors: {name: tensor for name, tensor in tensors.items() if "1.mlp.experts.3.up_proj" not in name},
+                           ["experts.3.up_proj", "is not adapted"]),
+                          (lambda tensors: {name: tensor for name, tensor in tensors.items() if "1.mlp.experts.3." not in name},
+                           ["experts.3", "is not adapted"])):
+        save_file(change(whole), work / "vllm" / WEIGHTS, metadata={"format": "pt"})
+        refuse_to("peft", "vllm", *words)
+    refuse("convert", work / "base", work / "out", "--to", "vllm", words=["--to vllm is for adapters"])
+
+
 def test_verl_has_the_folder_of_peft(base, work):
     make_adapter(base, work / "peft", r=4, lora_alpha=8, target_modules=ATTENTION)
     run_ok("convert", work / "peft", work / "verl", "--base", base, "--to", "verl")

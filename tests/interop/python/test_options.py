@@ -120,4 +120,4 @@ def test_an_adapter_is_converted_as_the_program_converts_it(work):
     assert back.keys() == first.keys() and all(torch.equal(back[name], first[name]) for name in first)
     with pytest.raises(ferry.Error) as error:
         ferry.convert_adapter(adapter, work / "two", base=work / "base", to="hf")
-    assert error.value.message == "to=hf: is none of peft, megatron, verl"
+    assert error.value.message == "to=hf: is none of peft, megatron, verl, vllm, sglang"
