@@ -4,6 +4,7 @@ vLLM and SGLang do not run without a GPU. Their side is played by the classes be
 vllm/model_executor/model_loader (base_loader.py of commit 01f62d3, __init__.py) and SGLang's python/sglang/srt/model_loader/loader.py (commit
 005cbe0) and model_executor/model_runner.py.
 """
+import os
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from sharded_runs import sharded_runs
-from support import DATA, ROOT, llama_config, tree, write_hf
+from support import DATA, HERE, PEERS, ROOT, described, hf_tensors, llama_config, tree, write_hf
 
 ferry = pytest.importorskip("ferry", reason="the Python module is not built")
 import ferry.compat.sglang  # noqa: E402
@@ -178,6 +179,28 @@ def test_merge_and_test_have_verls_arguments(backend, work):
     assert merger("test", *common, "--test_hf_dir", HF) == "equal\n"
     write_hf(work / "other", llama_config(**{name: value for name, value in ferry.open(HF).config.items() if name != "head_dim"}), companions={})
     assert "model.norm.weight: values" in merger("test", *common, "--test_hf_dir", work / "other", code=1)
+
+
+def verls_merger(*arguments):
+    """-> the finished `python -m verl.model_merger`, of verl 0.9.1's own source"""
+    return subprocess.run([sys.executable, HERE / "python/merge_with_verl.py", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                          env=dict(os.environ, PEERS=str(PEERS)))
+
+
+def test_verls_own_merger_writes_the_same_weights_and_takes_ours(work):
+    """The merger of FSDP: the one of Megatron wants tensordict and a GPU."""
+    folder = actor(work, "fsdp")
+    (folder / "fsdp_config.json").write_text('{"FSDP_version": 2, "world_size": 4}')
+    common = ["--backend", "fsdp", "--local_dir", folder]
+    done = verls_merger("merge", *common, "--target_dir", work / "verl")
+    assert done.returncode == 0, done.stdout
+    merger("merge", *common, "--target_dir", work / "ferry")
+    assert described(hf_tensors(work / "ferry")) == described(hf_tensors(work / "verl"))
+    assert merger("test", *common, "--test_hf_dir", work / "verl") == "equal\n"
+    done = verls_merger("test", *common, "--test_hf_dir", work / "ferry")
+    assert done.returncode == 0, done.stdout
+    write_hf(work / "other", llama_config(**{name: value for name, value in ferry.open(HF).config.items() if name != "head_dim"}), companions={})
+    assert verls_merger("test", *common, "--test_hf_dir", work / "other").returncode != 0
 
 
 def test_the_other_backend_a_tied_head_and_an_upload_are_refused(work):
