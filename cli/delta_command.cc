@@ -121,8 +121,8 @@ void add_make(CLI::App& parent) {
       ->required();
   command
       ->add_option("DELTA", flags->options.to,
-                   "The folder to make; with --to slime the folder of versions, in which one is "
-                   "made")
+                   "The folder to make, or s3://BUCKET/FOLDER; with --to slime the folder of "
+                   "versions, in which one is made")
       ->required();
   command
       ->add_option("--to", flags->form,

@@ -78,7 +78,7 @@ void add_split(CLI::App& app) {
   command->add_option("BASE", options.base, "The checkpoint that the adapter will change")
       ->required();
   command->add_option("TUNED", options.tuned, "The checkpoint that becomes of it")->required();
-  command->add_option("DST", options.to, "The folder to make")->required();
+  command->add_option("DST", options.to, "The folder to make, or s3://BUCKET/FOLDER")->required();
   command
       ->add_option("--rank", options.rank,
                    "Rank of the factors of every weight; alpha is the same, so the factor of their "

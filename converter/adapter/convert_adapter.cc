@@ -19,9 +19,7 @@
 #include "converter/write/target_folder.h"
 #include "distckpt/base/error.h"
 #include "distckpt/formats/safetensors.h"
-#include "distckpt/storage/remote_store.h"
 #include "distckpt/storage/source_tree.h"
-#include "distckpt/storage/work_folder.h"
 
 namespace ferry::converter {
 namespace fs = std::filesystem;
@@ -51,29 +49,30 @@ class AdapterConversion {
         adapter_(std::move(adapter)),
         target_(adapter_target(options)) {}
 
-  ConvertAdapterReport run(distckpt::WorkFolder& work, const ProgressFunction& progress) {
+  ConvertAdapterReport run(Publication& place, const ProgressFunction& progress) {
     const auto below = options_.form == AdapterForm::kVerl ? fs::path(kVerlAdapter) : fs::path();
-    const auto folder = below.empty() ? work.output() : work.output() / below;
+    const auto folder = below.empty() ? place.output() : place.output() / below;
     const auto target = make_target(folder);
     const auto records = make_records();
     auto names = target->files(folder);
     for (auto& name : names) name = below / name;
     for (const auto& [name, _] : records) names.emplace_back(name);
-    work.expect(names);
+    std::ranges::reverse(names);  // weights before the configuration that makes it an adapter
+    place.expect(names);
     fs::create_directories(folder);
     const auto& source = adapter_.checkpoint;
     const auto plan = distckpt::plan_copy(source.tensors, source.side(), target->side());
     auto& sink = target->open_files([](auto) { return true; });
     const auto copied = execute(source, plan, &sink, "copying", progress);
     target->close_sink();
-    for (const auto& [name, text] : records) distckpt::write_text(work.output() / name, text);
-    prove(work.output(), copied, progress);
+    for (const auto& [name, text] : records) distckpt::write_text(place.output() / name, text);
+    prove(place.output(), copied, progress);
     source.files->require_unchanged();
     base_.files->require_unchanged();
-    work.publish({}, modes());
+    place.publish(modes());
     if (writes_megatron(options_)) {
-      work.replace_beside(distckpt::kTracker, distckpt::iteration_text(kAdapterIteration),
-                          modes().file);
+      place.replace_beside(distckpt::kTracker, distckpt::iteration_text(kAdapterIteration),
+                           modes().file);
     }
     return make_report(plan);
   }
@@ -221,8 +220,6 @@ class AdapterConversion {
 
 fs::path adapter_target(const ConvertAdapterOptions& options) {
   const auto target = resolve_target(options.to);
-  require(!distckpt::is_remote(target), ErrorKind::kUsage, "{}: an adapter is written to a folder",
-          target.string());
   if (!writes_megatron(options)) {
     require_no_layout(options.parallel, fmt::format("an adapter of {}", form_name(options.form)));
   }
@@ -232,9 +229,9 @@ fs::path adapter_target(const ConvertAdapterOptions& options) {
 ConvertAdapterReport write_adapter(Adapter adapter,
                                    const Checkpoint& base,
                                    const ConvertAdapterOptions& options,
-                                   distckpt::WorkFolder& work,
+                                   Publication& target,
                                    const ProgressFunction& progress) {
-  return AdapterConversion(std::move(adapter), base, options).run(work, progress);
+  return AdapterConversion(std::move(adapter), base, options).run(target, progress);
 }
 
 ConvertAdapterReport convert_adapter(const ConvertAdapterOptions& options,
@@ -242,8 +239,8 @@ ConvertAdapterReport convert_adapter(const ConvertAdapterOptions& options,
   const auto base = open(options.base, {.hf_config = options.hf_config});
   auto adapter = open_adapter(options.from, base.map, opening(options));
   adapter.checkpoint.files->settle();
-  distckpt::WorkFolder work(adapter_target(options), /*resume=*/false);
-  return write_adapter(std::move(adapter), base, options, work, progress);
+  Publication target(adapter_target(options));
+  return write_adapter(std::move(adapter), base, options, target, progress);
 }
 
 }  // namespace ferry::converter

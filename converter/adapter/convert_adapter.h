@@ -8,7 +8,7 @@
 
 #include "converter/adapter/open_adapter.h"
 #include "converter/progress.h"
-#include "distckpt/storage/work_folder.h"
+#include "converter/write/publication.h"
 #include "models/spec/parallel_config.h"
 
 namespace ferry::converter {
@@ -41,16 +41,16 @@ struct ConvertAdapterReport {
 ConvertAdapterReport convert_adapter(const ConvertAdapterOptions& options,
                                      const ProgressFunction& progress = {});
 
-// The folder that a conversion of these options publishes. Throws Error(kUsage) for one that is not
-// of this machine, and for a layout that the form does not have.
+// The folder that a conversion of these options publishes. Throws Error(kUsage) for a layout that
+// the form does not have.
 std::filesystem::path adapter_target(const ConvertAdapterOptions& options);
 
-// The second half of convert_adapter(): writes an adapter of `base` that is open into the working
-// folder of adapter_target(), proves and publishes it. `from` of the options is what is read.
+// The second half of convert_adapter(): writes an adapter of `base` that is open, proves it and
+// publishes it as the Publication of adapter_target(). `from` of the options is what is read.
 ConvertAdapterReport write_adapter(Adapter adapter,
                                    const Checkpoint& base,
                                    const ConvertAdapterOptions& options,
-                                   distckpt::WorkFolder& work,
+                                   Publication& target,
                                    const ProgressFunction& progress = {});
 
 }  // namespace ferry::converter

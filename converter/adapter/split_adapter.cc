@@ -168,8 +168,8 @@ class AdapterSplit {
     const auto status = std::filesystem::status(target);
     require(!exists(status) || (is_directory(status) && std::filesystem::is_empty(target)),
             ErrorKind::kUsage, "{}: exists already", target.string());
-    distckpt::WorkFolder work(target, /*resume=*/false);
-    const auto spool = std::make_shared<Spool>(work.path());
+    Publication place(target);
+    const auto spool = std::make_shared<Spool>(place.work().path());
     for (const auto& unit : units_) total_ += bytes_of(unit);
     split_all(*spool, progress);
     keep_whole_layers_of_experts();
@@ -178,7 +178,7 @@ class AdapterSplit {
             options_.tuned.string(),
             options_.selection.is_all() ? "" : " in " + options_.selection.describe(),
             "change to split");
-    report_.written = write_adapter(make_adapter(spool), *base_, writing, work, progress);
+    report_.written = write_adapter(make_adapter(spool), *base_, writing, place, progress);
     report_.num_parameters = report_.written.num_parameters;
     report_.change = std::sqrt(change_);
     report_.error = std::sqrt(error_);

@@ -7,6 +7,7 @@
 #include "converter/delta/delta_manifest.h"
 #include "converter/delta/slime_version.h"
 #include "distckpt/base/error.h"
+#include "distckpt/storage/source_tree.h"
 
 namespace ferry::converter {
 namespace fs = std::filesystem;
@@ -27,18 +28,16 @@ std::optional<std::int64_t> parse_slime_version(std::string_view name) {
 
 std::map<std::int64_t, fs::path> slime_versions(const fs::path& folder) {
   std::map<std::int64_t, fs::path> versions;
-  std::error_code error;
-  for (auto at = fs::directory_iterator(folder, error); !error && at != fs::end(at);
-       at.increment(error)) {
-    const auto version = parse_slime_version(at->path().filename().string());
-    if (version && at->is_directory()) versions.emplace(*version, at->path());
+  for (const auto& path : distckpt::list_source(folder)) {
+    const auto version = parse_slime_version(path.filename().string());
+    if (version && distckpt::source_is_folder(path)) versions.emplace(*version, path);
   }
   return versions;
 }
 
 std::vector<std::unique_ptr<Delta>> open_deltas(const fs::path& path) {
   std::vector<std::unique_ptr<Delta>> deltas;
-  if (fs::exists(path / kDeltaManifest)) {
+  if (distckpt::source_exists(path / kDeltaManifest)) {
     deltas.push_back(open_ferry_delta(path));
     return deltas;
   }

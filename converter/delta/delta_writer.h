@@ -32,7 +32,8 @@ class DeltaWriter {
   // The number of elements that changed. Thread-safe.
   virtual std::int64_t add(const ChangedStretch& stretch) = 0;
 
-  // The names of the files that write() makes, known from the start.
+  // The names of the files that write() makes, known from the start: the one without which it is no
+  // delta last.
   virtual std::vector<std::filesystem::path> files() const = 0;
 
   // Writes them, durably. `manifest` has the tensors that add() named by their index, with the

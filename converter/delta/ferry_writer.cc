@@ -38,7 +38,7 @@ class FerryWriter : public DeltaWriter {
   }
 
   std::vector<std::filesystem::path> files() const override {
-    return {kDeltaManifest, kDeltaTensors};
+    return {kDeltaTensors, kDeltaManifest};
   }
 
   void write(const std::filesystem::path& folder, const DeltaManifest& manifest) override {

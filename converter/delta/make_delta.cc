@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <iterator>
 #include <memory>
 #include <utility>
 
@@ -10,10 +11,9 @@
 #include "converter/delta/seen_blocks.h"
 #include "converter/delta/slime_version.h"
 #include "converter/families/megatron_args.h"
+#include "converter/write/publication.h"
 #include "converter/write/target_folder.h"
 #include "distckpt/base/error.h"
-#include "distckpt/storage/remote_store.h"
-#include "distckpt/storage/work_folder.h"
 
 namespace ferry::converter {
 namespace fs = std::filesystem;
@@ -23,8 +23,6 @@ class DeltaMaker {
  public:
   explicit DeltaMaker(const MakeDeltaOptions& options) : options_(options), pair_(options.ends) {
     target_ = resolve_target(options.to);
-    require(!distckpt::is_remote(target_), ErrorKind::kUsage, "{}: a delta is written to a folder",
-            target_.string());
     if (options.form == DeltaTarget::kSlime) place_version();
     require_same_tensors();
     take_tensors();
@@ -32,30 +30,32 @@ class DeltaMaker {
   }
 
   MakeDeltaReport run(const ProgressFunction& progress) {
-    distckpt::WorkFolder work(target_, /*resume=*/false);
-    return work.folder().with_its_name([&] { return make(work, progress); });
+    Publication target(target_);
+    return target.work().folder().with_its_name([&] { return make(target, progress); });
   }
 
  private:
-  MakeDeltaReport make(distckpt::WorkFolder& work, const ProgressFunction& progress) {
+  MakeDeltaReport make(Publication& target, const ProgressFunction& progress) {
     const auto start = std::chrono::steady_clock::now();
-    Spool spool(work.path());
+    const auto folder = target.output();
+    Spool spool(target.work().path());
     const auto writer = make_writer(spool);
-    auto names = writer->files();
+    std::vector<fs::path> names;
     for (const auto& name : changed_files_) names.push_back(fs::path(kDeltaFiles) / name);
-    work.expect(names);
+    std::ranges::copy(writer->files(), std::back_inserter(names));
+    target.expect(names);
     compare(*writer, progress);
-    writer->write(work.output(), manifest_);
+    writer->write(folder, manifest_);
     for (const auto& name : changed_files_) {
-      fs::create_directories(work.output() / kDeltaFiles);
-      pair_.right().hf->file(name).copy_to(work.output() / kDeltaFiles / name);
+      fs::create_directories(folder / kDeltaFiles);
+      pair_.right().hf->file(name).copy_to(folder / kDeltaFiles / name);
     }
     pair_.left().files->require_unchanged();
     pair_.right().files->require_unchanged();
     auto report = make_report();
     for (const auto& name : names)
-      report.stored_bytes += static_cast<std::int64_t>(fs::file_size(work.output() / name));
-    work.publish({}, modes());
+      report.stored_bytes += static_cast<std::int64_t>(fs::file_size(folder / name));
+    target.publish(modes());
     report.seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     return report;

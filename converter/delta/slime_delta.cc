@@ -20,6 +20,8 @@
 #include "distckpt/plan/schedule.h"
 #include "distckpt/storage/file_io.h"
 #include "distckpt/storage/filenames.h"
+#include "distckpt/storage/remote_store.h"
+#include "distckpt/storage/source_tree.h"
 
 namespace ferry::converter {
 namespace fs = std::filesystem;
@@ -37,7 +39,11 @@ enum class SlimeEncoding { kXor, kOverwrite };
 class FrameReader {
  public:
   FrameReader(const distckpt::ReadFile& file, std::int64_t begin, std::int64_t end)
-      : file_(file), at_(begin), end_(end), stream_(ZSTD_createDStream()) {
+      : file_(file),
+        at_(begin),
+        end_(end),
+        most_(distckpt::is_remote(file.path()) ? kRemoteRead : kLocalRead),
+        stream_(ZSTD_createDStream()) {
     require(stream_ != nullptr, ErrorKind::kIo, "zstd: out of memory");
   }
   ~FrameReader() { ZSTD_freeDStream(stream_); }
@@ -62,7 +68,7 @@ class FrameReader {
     ZSTD_outBuffer output{.dst = into.data(), .size = into.size(), .pos = 0};
     while (output.pos < output.size && !ended_) {
       if (input_.pos == input_.size) {
-        const auto size = std::min<std::int64_t>(end_ - at_, std::int64_t{1} << 17);
+        const auto size = std::min(end_ - at_, most_);
         require(size > 0, ErrorKind::kCorrupt, "the frame is cut off");
         buffer_.resize(static_cast<std::size_t>(size));
         file_.read_at(at_, buffer_);
@@ -76,9 +82,13 @@ class FrameReader {
     return output.pos;
   }
 
+  static constexpr std::int64_t kLocalRead = std::int64_t{128} << 10;
+  static constexpr std::int64_t kRemoteRead = std::int64_t{4} << 20;  // each is a request
+
   const distckpt::ReadFile& file_;
   std::int64_t at_;
   std::int64_t end_;
+  std::int64_t most_;  // at a time
   ZSTD_DStream* stream_;
   std::vector<std::byte> buffer_;
   ZSTD_inBuffer input_{.src = nullptr, .size = 0, .pos = 0};
@@ -328,7 +338,7 @@ class SlimeDelta : public Delta {
 
 bool is_slime_delta(const fs::path& folder) {
   const auto path = folder / distckpt::kSafetensorsIndex;
-  if (!fs::exists(path)) return false;
+  if (!distckpt::source_exists(path)) return false;
   const auto index = distckpt::parse_json(distckpt::read_text(path), path.string());
   const auto metadata = index.find("metadata");
   return metadata != index.end() && metadata->contains("delta_encoding");

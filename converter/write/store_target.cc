@@ -101,8 +101,11 @@ std::vector<fs::path> StoreTarget::small_files() const {
 }
 
 void StoreTarget::publish() {
-  for (const auto& name : small_files())
-    distckpt::s3_put(place(name), distckpt::as_bytes(distckpt::read_text(local_ / name)));
+  put_ = true;
+  for (const auto& name : small_files()) {
+    const auto size = static_cast<std::int64_t>(fs::file_size(local_ / name));
+    distckpt::send_file({.local = local_ / name, .size = size, .place = place(name)});
+  }
   published_ = true;
 }
 

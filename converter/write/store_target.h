@@ -35,7 +35,8 @@ class StoreTarget {
   // they were there, too.
   void weights_are_there();
 
-  // Sends the small files.
+  // Sends the files that are still local, in their order, but those that make it a checkpoint
+  // last.
   void publish();
 
  private:

@@ -1,7 +1,10 @@
 #include "distckpt/execute/upload_sink.h"
 
 #include <algorithm>
+#include <atomic>
+#include <exception>
 #include <set>
+#include <thread>
 #include <utility>
 
 #include "distckpt/base/integers.h"
@@ -16,7 +19,58 @@ std::int64_t part_bytes_of(std::int64_t size) {
   return std::max(kPartBytes, round_up(ceil_div(size, kMaxParts), std::int64_t{1} << 20));
 }
 
+// Parts that an interrupted run has left.
+void abort_unfinished(const S3Place& place) {
+  const auto unfinished = s3_unfinished(place);
+  const auto found = unfinished.find(place.key);
+  if (found == unfinished.end()) return;
+  for (const auto& id : found->second) s3_abort(place, id);
+}
+
+std::vector<std::byte> read_part(const ReadFile& file, std::int64_t begin, std::int64_t size) {
+  std::vector<std::byte> bytes(static_cast<std::size_t>(size));
+  file.read_at(begin, bytes);
+  return bytes;
+}
+
 }  // namespace
+
+void send_file(const UploadedFile& file) {
+  constexpr std::int64_t kSideBySide = 8;
+  const ReadFile reader(file.local);
+  const auto part_bytes = part_bytes_of(file.size);
+  if (file.size <= part_bytes) return s3_put(file.place, read_part(reader, 0, file.size));
+  abort_unfinished(file.place);
+  S3Upload upload(file.place);
+  const auto num_parts = ceil_div(file.size, part_bytes);
+  std::atomic<std::int64_t> next = 0;
+  std::mutex failed;
+  std::exception_ptr failure;
+  const auto work = [&] {
+    try {
+      for (auto part = next++; part < num_parts; part = next++) {
+        const auto begin = part * part_bytes;
+        upload.put(static_cast<int>(part) + 1,
+                   read_part(reader, begin, std::min(part_bytes, file.size - begin)));
+      }
+    } catch (...) {
+      next = num_parts;
+      const std::lock_guard lock(failed);
+      if (!failure) failure = std::current_exception();
+    }
+  };
+  {
+    std::vector<std::jthread> threads;
+    for (std::int64_t i = 0; i < std::min(kSideBySide, num_parts); ++i) threads.emplace_back(work);
+  }
+  try {
+    if (failure) std::rethrow_exception(failure);
+    upload.complete(file.size);
+  } catch (...) {
+    upload.abort();
+    throw;
+  }
+}
 
 UploadSink::UploadSink(FileSink& sink,
                        std::vector<UploadedFile> files,
@@ -126,9 +180,7 @@ void UploadSink::send(const PartId& id) {
   auto& file = files_.at(id.file);
   const auto begin = id.part * file.part_bytes;
   const auto size = std::min(file.part_bytes, file.what.size - begin);
-  std::vector<std::byte> bytes(static_cast<std::size_t>(size));
-  file.reader->read_at(begin, bytes);
-  file.upload->put(static_cast<int>(id.part) + 1, bytes);
+  file.upload->put(static_cast<int>(id.part) + 1, read_part(*file.reader, begin, size));
   sink_.discard(id.file, begin, size);
 }
 

@@ -23,6 +23,10 @@ struct UploadedFile {
   S3Place place{};
 };
 
+// Sends a file that is whole, its parts side by side. Throws Error(kIo): then no object appeared,
+// and the store keeps no part.
+void send_file(const UploadedFile& file);
+
 class UploadSink : public BoxSink {
  public:
   // `sink` writes the local files, of which `files` says by storage where they go. With `resume`

@@ -1,0 +1,30 @@
+#include "converter/write/publication.h"
+
+#include "distckpt/storage/remote_store.h"
+
+namespace ferry::converter {
+namespace fs = std::filesystem;
+
+Publication::Publication(const fs::path& target)
+    : target_(target),
+      work_(distckpt::is_remote(target) ? buffer_folder(target) : target, /*resume=*/false) {}
+
+void Publication::expect(const std::vector<fs::path>& files) {
+  work_.expect(files);
+  if (distckpt::is_remote(target_))
+    store_.emplace(target_, work_.output(), files, /*overwrite=*/false);
+}
+
+void Publication::publish(const distckpt::PublishedModes& modes) {
+  if (store_) return store_->publish();
+  work_.publish({}, modes);
+}
+
+void Publication::replace_beside(std::string_view name,
+                                 std::string_view text,
+                                 unsigned mode) const {
+  if (store_) return put_beside(target_, name, text);
+  work_.replace_beside(name, text, mode);
+}
+
+}  // namespace ferry::converter
