@@ -1,5 +1,7 @@
 """Arguments of Ferry's functions, and the JSON that they become."""
 import json
+import math
+import operator
 import os
 from typing import Any, Dict, Optional, Sequence, Union
 
@@ -29,6 +31,17 @@ def size(value: Size, name: str) -> Optional[int]:
         raise Error("usage", f"{name}={value}: is no size", [], "64MiB, 5GB, or a number of bytes") from None
 
 
+def whole(value: Any, name: str) -> int:
+    """-> the value of an integer of Python, NumPy or torch, of 64 bits"""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise Error("usage", f"{name}: {value!r} is no whole number") from None
+    if not -2**63 <= number < 2**63:
+        raise Error("usage", f"{name}: {number} is out of range")
+    return number
+
+
 def plain(options: Dict[str, Any]) -> str:
     """-> JSON: paths and iterations as text, sizes in bytes, dtypes by their short names, one glob as a list"""
     for name in list(options):
@@ -48,7 +61,11 @@ def plain(options: Dict[str, Any]) -> str:
             options[name] = list(os.fsencode(text)) if any("\ud800" <= letter <= "\udfff" for letter in text) else text
         elif isinstance(value, tuple):
             options[name] = list(value)
-    return json.dumps(options)
+        elif isinstance(value, float) and not math.isfinite(value):
+            raise Error("usage", f"{name}: {value} is not a number that it can be")
+        elif hasattr(value, "__index__") and not isinstance(value, int):
+            options[name] = whole(value, name)
+    return json.dumps(options, default=lambda value: repr(type(value)))
 
 
 def require_folder(path: Path, who: str) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union, cast
 
 from . import _ferry
-from ._arguments import Dtype, Globs, Path, Size, plain
+from ._arguments import Dtype, Globs, Path, Size, plain, whole
 from ._errors import Error
 from ._progress import Progress, reporting
 from ._reports import Manifest, digest
@@ -42,6 +42,8 @@ class TensorInfo:
 class Checkpoint:
     """A checkpoint that lies somewhere, in any format and layout. Headers were read, tensors were not; they are read when they are asked for.
 
+    It may be pickled: whoever unpickles it opens the same path anew.
+
     Attributes:
         path: the folder of its files
         format: "huggingface", "torch_dist", "archive", "torch_save", "legacy", "dcp", "zarr", "fsdp"
@@ -68,6 +70,9 @@ class Checkpoint:
         self.args, self.files = found["args"], found["files"]
         self._run_config_problem: Optional[str] = found["run_config_problem"]
         self._infos = [TensorInfo(name, dtype, tuple(shape)) for name, dtype, shape in found["tensors"]]
+
+    def __reduce__(self) -> Tuple[Callable[[Dict[str, Any]], "Checkpoint"], Tuple[Dict[str, Any]]]:
+        return _open_again, (self._options,)
 
     def __repr__(self) -> str:
         return f"<ferry.Checkpoint {self.path} ({self.format}, {self.family}, {len(self._infos)} tensors)>"
@@ -140,6 +145,8 @@ class Checkpoint:
         """
         options: Dict[str, Any] = dict(name=name, dtype=dtype)
         if box is not None:
+            if not isinstance(box, (tuple, list)):
+                raise Error("usage", f"{name}: the box {box!r} is no sequence of (begin, end)")
             shape = None
             ranges = []
             for d, one in enumerate(box):
@@ -153,7 +160,9 @@ class Checkpoint:
                     if step != 1:
                         raise Error("usage", f"{name}: a box has no steps")
                     one = (begin, max(begin, end))
-                ranges.append([int(one[0]), int(one[1])])
+                if not isinstance(one, (tuple, list)) or len(one) != 2:
+                    raise Error("usage", f"{name}: {one!r} is neither (begin, end) nor a slice")
+                ranges.append([whole(bound, f"{name}: box") for bound in one])
             options["box"] = ranges
         stream = self._stream(_ferry.stream(self._handle, plain(options)), None if into is None else (lambda *_: into), False)
         ((_, tensor),) = stream
@@ -223,3 +232,7 @@ def open(path: Path, *, iteration: Union[int, str, None] = None, hf_config: Opti
     options = dict(path=os.fspath(path), iteration=None if iteration is None else str(iteration), keep_quantized=keep_quantized,
                    hf_config=None if hf_config is None else os.fspath(hf_config))
     return Checkpoint(_ferry.open_checkpoint(plain(dict(options))), options)
+
+
+def _open_again(options: Dict[str, Any]) -> Checkpoint:
+    return open(**options)

@@ -1,5 +1,7 @@
 """Arguments of the module ferry that cannot be meant: each is an error that names it, and nothing is published."""
+import multiprocessing
 import os
+import pickle
 import shutil
 
 import numpy as np
@@ -48,6 +50,36 @@ def test_a_conversion_that_its_callback_stops_publishes_nothing(raises, work):
         ferry.convert(HF, work / "out", to="hf", progress=stop)
     assert raises or failure.value.kind == "cancelled"
     assert not (work / "out").exists()
+
+
+@pytest.mark.parametrize("option", [dict(tp=float("nan")), dict(threads=float("inf")), dict(tp=object()), dict(tp=1 + 2j)], ids=lambda one: next(iter(one)))
+def test_a_value_that_no_text_holds_is_named(option, work):
+    with pytest.raises(ferry.Error, match=next(iter(option))) as failure:
+        ferry.convert(HF, work / "out", to="megatron", **option)
+    assert failure.value.kind == "usage"
+
+
+def test_numbers_of_numpy_are_numbers(work):
+    assert ferry.convert(HF, work / "out", tp=np.int64(2), threads=np.int8(1), progress=False).proved
+
+
+@pytest.mark.parametrize("box", [5, "ab", {0: 1}, [5], [(0, 1, 2), (0, 1)], [(0.5, 1), (0, 1)], [("a", "b"), (0, 1)], [(0, 10**30), (0, 1)], [(None, 1), (0, 1)]],
+                         ids=repr)
+def test_a_box_that_is_none_is_named(box):
+    with pytest.raises(ferry.Error, match="model.norm.weight|lm_head.weight") as failure:
+        ferry.open(HF).read("lm_head.weight", box)
+    assert failure.value.kind == "usage"
+
+
+def test_a_checkpoint_goes_to_another_process_by_its_path():
+    checkpoint = ferry.open(HF)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        (digest,) = pool.map(digest_of_norm, [checkpoint])
+    assert digest == digest_of_norm(checkpoint) == digest_of_norm(pickle.loads(pickle.dumps(checkpoint)))
+
+
+def digest_of_norm(checkpoint):
+    return bytes(memoryview(checkpoint.read("model.norm.weight").bits().tobytes()))
 
 
 def test_a_name_that_is_not_utf8_is_read_as_any_other(work):
