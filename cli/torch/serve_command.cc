@@ -15,6 +15,7 @@
 #include "cli/torch/rollout_flags.h"
 #include "distckpt/base/error.h"
 #include "serve/api_server.h"
+#include "serve/bridge/decoded_images.h"
 #include "serve/bridge/ranked_engine.h"
 #include "serve/bridge/remote_engine.h"
 #include "serve/bridge/rollout_engine.h"
@@ -47,20 +48,19 @@ std::optional<rollout::text::ToolFormat> tool_format(const ServeFlags& flags,
   return found ? rollout::text::tool_format_of_template(found->text()) : std::nullopt;
 }
 
-std::optional<serve::ServedImages> served_images(const ServeFlags& flags,
-                                                 const RolloutModel& model) {
+std::shared_ptr<serve::DecodedImages> decoded_images(const ServeFlags& flags,
+                                                     const RolloutModel& model) {
   auto reader = model.image_reader();
-  if (!reader) return std::nullopt;
+  if (!reader) return nullptr;
   reader->most_pixels = flags.max_image_pixels;
-  const auto expand = [reader = std::move(*reader)](const std::string& text,
-                                                    const std::vector<std::string>& files) {
-    std::vector<rollout::ProcessedImage> images;
-    for (const auto& file : files) {
-      const rollout::text::ImageSource source{.bytes = file};
-      images.push_back(std::move(rollout::read_images({&source, 1}, reader).front()));
-      images.back().pixels.reset();  // only the sizes count here
-    }
-    return rollout::expand_placeholders(text, images, reader);
+  return std::make_shared<serve::DecodedImages>(std::move(*reader));
+}
+
+std::optional<serve::ServedImages> served_images(
+    const ServeFlags& flags, const std::shared_ptr<serve::DecodedImages>& images) {
+  if (!images) return std::nullopt;
+  const auto expand = [images](const std::string& text, const serve::ImageFiles& files) {
+    return rollout::expand_placeholders(text, images->read(files), images->reader());
   };
   return serve::ServedImages{.expand = expand,
                              .max_images = flags.max_images,
@@ -69,7 +69,8 @@ std::optional<serve::ServedImages> served_images(const ServeFlags& flags,
 
 serve::ServedModel served_model(const ServeFlags& flags,
                                 const RolloutModel& model,
-                                const rollout::EngineOptions& engine) {
+                                const rollout::EngineOptions& engine,
+                                const std::shared_ptr<serve::DecodedImages>& images) {
   return {.name = flags.name.empty() ? flags.rollout.checkpoint : flags.name,
           .root = flags.rollout.checkpoint,
           .max_model_len = engine.max_model_len,
@@ -79,7 +80,7 @@ serve::ServedModel served_model(const ServeFlags& flags,
           .chat_template = model.find_chat_template(false),
           .tool_template = model.find_chat_template(true),
           .tool_format = tool_format(flags, model),
-          .images = served_images(flags, model)};
+          .images = served_images(flags, images)};
 }
 
 // The files that an engine's weights came from.
@@ -101,9 +102,11 @@ struct LoadedWeights {
 void serve_http(const ServeFlags& flags,
                 const RolloutModel& model,
                 const rollout::EngineOptions& options,
+                const std::shared_ptr<serve::DecodedImages>& images,
                 const std::vector<serve::EngineSteps*>& engines) {
   serve::EngineFleet loop(engines);
-  serve::ApiServer server(served_model(flags, model, options), loop, flags.server, flags.api);
+  serve::ApiServer server(served_model(flags, model, options, images), loop, flags.server,
+                          flags.api);
   fmt::print(stderr, "{:<10} {} in {}\n", "loaded", flags.rollout.checkpoint,
              format_seconds(model.seconds_to_load()));
   fmt::print(stderr, "{:<10} http://{}:{}\n", "serving", flags.server.host, server.port());
@@ -145,6 +148,7 @@ void serve_rank(const ServeFlags& flags, models::World& world) {
   LoadedWeights weights{.checkpoint = flags.rollout.checkpoint};
   if (flags.rollout.iteration)
     weights.iteration = distckpt::iteration_text(*flags.rollout.iteration);
+  const auto images = decoded_images(flags, model);
   serve::RolloutEngine engine(
       model.model(), model.engine_options(),
       [&](const serve::WeightSource& source) {
@@ -155,7 +159,7 @@ void serve_rank(const ServeFlags& flags, models::World& world) {
           weights = next;
         };
       },
-      model.image_reader());
+      images);
   const auto mailbox = [&](const std::string& name) {
     return std::make_unique<models::Mailbox>(
         world, name,
@@ -178,7 +182,7 @@ void serve_rank(const ServeFlags& flags, models::World& world) {
                             .emplace_back(std::make_unique<serve::RemoteEngine>(
                                 *of_engines[static_cast<std::size_t>(i)], i * tp))
                             .get());
-    serve_http(flags, model, engine.options(), engines);
+    serve_http(flags, model, engine.options(), images, engines);
     for (const auto& other : others) other->end();
   }
   all.end();

@@ -12,6 +12,13 @@
 #include "models/spec/sharding.h"
 
 namespace ferry::models {
+
+// Row and column of each patch, in the order of the patches: those of a token are neighbours.
+struct PatchPlaces {
+  at::Tensor row{}, column{};    // [patches], int64
+  at::Tensor height{}, width{};  // [patches], int64: of the patch's image
+};
+
 namespace {
 
 constexpr double kNormEpsilon = 1e-6;
@@ -19,12 +26,6 @@ constexpr double kNormEpsilon = 1e-6;
 // have the bits of those of all, and scores take heads x rows x patches of memory.
 constexpr std::int64_t kQueryRows = 256;
 constexpr std::int64_t kFlashChannels = 8;  // flash takes heads of multiples of so many channels
-
-// Row and column of each patch, in the order of the patches: those of a token are neighbours.
-struct PatchPlaces {
-  at::Tensor row{}, column{};    // [patches], int64
-  at::Tensor height{}, width{};  // [patches], int64: of the patch's image
-};
 
 PatchPlaces places_of(std::span<const ImageGrid> grids, std::int64_t merge, at::Device device) {
   std::vector<at::Tensor> rows, columns, heights, widths;
@@ -164,10 +165,9 @@ at::Tensor VisionModel::apply(const at::Tensor& x, const Linear& layer) const {
 }
 
 // The grid of learnt embeddings, stretched over each image: [patches, hidden], fp32.
-at::Tensor VisionModel::position_embeddings(std::span<const ImageGrid> grids) const {
+at::Tensor VisionModel::position_embeddings(const PatchPlaces& places) const {
   const auto& vision = *config_.vision;
   const auto side = std::llround(std::sqrt(static_cast<double>(vision.num_position_embeddings)));
-  const auto places = places_of(grids, vision.spatial_merge_size, pos_embed_.device());
   const auto rows = taps_of(places.row, places.height, side);
   const auto columns = taps_of(places.column, places.width, side);
   const auto indices = (rows.places.unsqueeze(2) * side + columns.places.unsqueeze(1)).flatten(1);
@@ -234,9 +234,8 @@ ImageFeatures VisionModel::forward(const at::Tensor& pixel_values,
           pixel_values.to(pos_embed_.options()).view({-1, vision.in_channels, frames, size, size}),
           patch_embed_.weight, patch_embed_.bias, {frames, size, size})
           .view({-1, vision.hidden_size});
-  x = x + position_embeddings(grids).to(x.scalar_type());
-
   const auto places = places_of(grids, vision.spatial_merge_size, x.device());
+  x = x + position_embeddings(places).to(x.scalar_type());
   const auto dim = vision.hidden_size / vision.num_heads / 2;  // of each of both axes
   const auto inv_freq =
       at::reciprocal(

@@ -31,6 +31,8 @@ struct ImageFeatures {
   std::vector<at::Tensor> deepstack{};  // [tokens, hidden] each
 };
 
+struct PatchPlaces;  // vision_model.cc
+
 class VisionModel {
  public:
   // The mesh outlives this. Throws Error(kLayout) if the configuration has no tower or one that is
@@ -71,7 +73,7 @@ class VisionModel {
   Norm take_norm(const std::string& name, const char* separator);
   Merger take_merger(const std::string& prefix, bool over_token);
   at::Tensor apply(const at::Tensor& x, const Linear& layer) const;
-  at::Tensor position_embeddings(std::span<const ImageGrid> grids) const;
+  at::Tensor position_embeddings(const PatchPlaces& places) const;
   at::Tensor attend(const Block& block,
                     const at::Tensor& normed,
                     const at::Tensor& cos,

@@ -288,7 +288,7 @@ ChatPrompt chat_prompt(const ordered_json& body, const ServedModel& model) {
     auto messages = chat_messages(body, model.images.has_value());
     auto images = read_images(messages, model);
     auto text = chosen->apply(messages, options);
-    if (images) text = model.images->expand(text, *images);
+    if (images) text = model.images->expand(text, images);
     return {.token_ids = encode(text, special, model), .images = std::move(images)};
   } catch (const Error& error) {
     throw ApiError(400, error.what(), "messages");

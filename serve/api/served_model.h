@@ -22,8 +22,7 @@ using ImageFiles = std::shared_ptr<const std::vector<std::string>>;
 struct ServedImages {
   // The text of a chat template with as many placeholders as the images have tokens. Throws Error
   // for a file that is no image, or is damaged.
-  std::function<std::string(const std::string& text, const std::vector<std::string>& files)>
-      expand{};
+  std::function<std::string(const std::string& text, const ImageFiles& files)> expand{};
   std::int64_t max_images = 16;        // of a chat
   std::string allowed_media_folder{};  // files below it may be named; empty: none
 };
