@@ -399,6 +399,13 @@ class Conversion {
       report.run_config_problem = run_config_problem(source, layout).value_or("");
     }
     add_training_state(report);
+    if (opened_.format == Format::kHuggingFace && source.hf) {
+      const auto lacking = class_that_transformers_lacks(
+          source.map.config, source.hf->config_text(), source.hf->config_source());
+      if (lacking)
+        report.training_notes.push_back(fmt::format(
+            "transformers has no {}: docs/converting.md says how to open it", *lacking));
+    }
     return report;
   }
 

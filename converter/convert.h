@@ -94,7 +94,8 @@ struct ConvertReport {
   // The reason why a Megatron target has no run_config.yaml for Megatron-Bridge; "" where it has
   // one.
   std::string run_config_problem{};
-  std::vector<std::string> training_notes{};  // what could not go along, and why; what looks wrong
+  // Things that could not go along, and why, that look wrong, or that readers will miss.
+  std::vector<std::string> training_notes{};
 };
 
 // Throws Error; nothing is published then, and nothing that was there is lost. The first of several

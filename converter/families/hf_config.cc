@@ -1,6 +1,7 @@
 #include "converter/families/hf_config.h"
 
 #include <algorithm>
+#include <array>
 #include <cctype>
 #include <functional>
 #include <optional>
@@ -207,6 +208,43 @@ TransformerConfig parse_hf_config(std::string_view text, std::string_view source
   return config;
 }
 
+namespace {
+
+// "Qwen3VL" of Qwen3VLForConditionalGeneration; without a class "Qwen2Moe" of the family qwen2_moe.
+std::string model_class(const nlohmann::ordered_json& object, std::string_view family) {
+  const auto found = object.find("architectures");
+  if (found != object.end() && found->is_array() && !found->empty() && found->front().is_string()) {
+    const auto name = found->front().get<std::string>();
+    const auto ending = name.rfind("For");
+    if (ending != std::string::npos && ending > 0) return name.substr(0, ending);
+  }
+  std::string name;
+  bool begins = true;
+  for (const char letter : family) {
+    const auto code = static_cast<unsigned char>(letter);
+    if (letter != '_') name += begins ? static_cast<char>(std::toupper(code)) : letter;
+    begins = letter == '_';
+  }
+  return name;
+}
+
+// Families of which transformers 5.17 has a class with such a head (modeling_auto.py).
+constexpr std::array<std::string_view, 15> kOfTokens{
+    "llama",     "mistral",     "ministral3", "qwen2",      "qwen3",
+    "seed_oss",  "glm4",        "gemma2",     "mixtral",    "qwen2_moe",
+    "qwen3_moe", "deepseek_v3", "gpt_oss",    "qwen3_next", "qwen3_5"};
+constexpr std::array<std::string_view, 19> kOfSequences{
+    "llama",       "mistral", "ministral3",  "qwen2",   "qwen3",       "seed_oss",  "glm4",
+    "gemma2",      "gemma3",  "gemma3_text", "mixtral", "qwen2_moe",   "qwen3_moe", "deepseek_v2",
+    "deepseek_v3", "gpt_oss", "qwen3_next",  "qwen3_5", "qwen3_5_text"};
+
+const char* class_ending(Head head) {
+  return head == Head::kTokenClassification ? "ForTokenClassification"
+                                            : "ForSequenceClassification";
+}
+
+}  // namespace
+
 std::string without_prediction_layers(std::string_view text, std::string_view source) {
   auto object = distckpt::parse_ordered_python_json(text, source);
   object["num_nextn_predict_layers"] = 0;
@@ -217,15 +255,7 @@ std::string with_classification_head(std::string_view text,
                                      const TransformerConfig& config,
                                      std::string_view source) {
   auto object = distckpt::parse_ordered_python_json(text, source);
-  std::string architecture;  // of "qwen2_moe": Qwen2MoeForTokenClassification
-  bool begins = true;
-  for (const char letter : config.family) {
-    const auto code = static_cast<unsigned char>(letter);
-    if (letter != '_') architecture += begins ? static_cast<char>(std::toupper(code)) : letter;
-    begins = letter == '_';
-  }
-  architecture += config.head == Head::kTokenClassification ? "ForTokenClassification"
-                                                            : "ForSequenceClassification";
+  const auto architecture = model_class(object, config.family) + class_ending(config.head);
   auto id2label = nlohmann::ordered_json::object();
   auto label2id = nlohmann::ordered_json::object();
   for (std::int64_t label = 0; label < config.num_labels; ++label) {
@@ -238,6 +268,19 @@ std::string with_classification_head(std::string_view text,
   object["label2id"] = std::move(label2id);
   object.erase("num_labels");
   return distckpt::python_json(object, 2) + "\n";
+}
+
+std::optional<std::string> class_that_transformers_lacks(const TransformerConfig& config,
+                                                         std::string_view text,
+                                                         std::string_view source) {
+  const auto has = [&](const auto& families) {
+    return std::ranges::count(families, config.family) > 0;
+  };
+  if (config.head == Head::kLanguageModel ||
+      (config.head == Head::kTokenClassification ? has(kOfTokens) : has(kOfSequences)))
+    return std::nullopt;
+  const auto object = distckpt::parse_ordered_python_json(text, source);
+  return model_class(object, config.family) + class_ending(config.head);
 }
 
 std::string with_dtype(std::string_view text, distckpt::DType dtype, std::string_view source) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -19,6 +20,11 @@ std::string without_prediction_layers(std::string_view text, std::string_view so
 
 // The same text with another dtype, written as save_pretrained writes it.
 std::string with_dtype(std::string_view text, distckpt::DType dtype, std::string_view source);
+
+// The class of a model that ends in scores, if transformers has none: users write one.
+std::optional<std::string> class_that_transformers_lacks(const models::TransformerConfig& config,
+                                                         std::string_view text,
+                                                         std::string_view source);
 
 // The same text of a model that ends in `config`'s classification head, under the name that
 // transformers' class has.

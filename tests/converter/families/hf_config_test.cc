@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "converter/families/quantization.h"
+#include "distckpt/base/json.h"
 #include "tests/support/expect.h"
 
 namespace ferry::converter {
@@ -123,6 +124,39 @@ TEST(HfConfig, ChangesItsDtypeAndNothingElse) {
   const std::string after =
       "{\n  \"b\": 1.5,\n  \"dtype\": \"float16\",\n  \"a\": [\n    1\n  ]\n}\n";
   EXPECT_EQ(with_dtype(before, distckpt::DType::kF16, "config.json"), after);
+}
+
+// The architecture of a critic whose language model has this one.
+std::string critic_of(std::string_view architecture, std::string_view model_type) {
+  const auto text =
+      config(architecture.empty() ? "" : fmt::format(R"("architectures": ["{}"])", architecture),
+             model_type);
+  auto critic = parse_hf_config(text, "config.json");
+  critic.head = models::Head::kTokenClassification;
+  critic.num_labels = 1;
+  const auto written = with_classification_head(text, critic, "config.json");
+  EXPECT_EQ(parse_hf_config(written, "config.json"), critic);
+  return distckpt::parse_json(written, "config.json")["architectures"][0];
+}
+
+TEST(HfConfig, NamesACriticAfterTheClassOfItsLanguageModel) {
+  EXPECT_EQ(critic_of("Qwen3ForCausalLM", "qwen3"), "Qwen3ForTokenClassification");
+  EXPECT_EQ(critic_of("Qwen3VLForConditionalGeneration", "llama"), "Qwen3VLForTokenClassification");
+  EXPECT_EQ(critic_of("", "seed_oss"), "SeedOssForTokenClassification");
+}
+
+TEST(HfConfig, KnowsTheClassesThatTransformersLacks) {
+  const auto text = config(R"("architectures": ["Qwen3VLForTokenClassification"])");
+  auto critic = parse_hf_config(text, "config.json");
+  EXPECT_EQ(class_that_transformers_lacks(critic, text, "config.json"), std::nullopt);
+  critic.family = "qwen3_vl";
+  EXPECT_EQ(class_that_transformers_lacks(critic, text, "config.json"),
+            "Qwen3VLForTokenClassification");
+  critic.head = models::Head::kSequenceClassification;
+  EXPECT_EQ(class_that_transformers_lacks(critic, text, "config.json"),
+            "Qwen3VLForSequenceClassification");
+  critic.head = models::Head::kLanguageModel;
+  EXPECT_EQ(class_that_transformers_lacks(critic, text, "config.json"), std::nullopt);
 }
 
 }  // namespace hf_config_test
