@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstdint>
+#include <filesystem>
 #include <string_view>
 #include <utility>
 
@@ -216,7 +217,9 @@ std::string ImageSource::read(std::int64_t limit) const {
 }
 
 std::string ImageSource::url() const {
-  return place.empty() ? "data:;base64," + encode_base64(bytes) : place;
+  if (place.empty()) return "data:;base64," + encode_base64(bytes);
+  const bool is_path = !place.starts_with(kData) && place.find("://") == std::string::npos;
+  return is_path ? std::filesystem::absolute(place).string() : place;
 }
 
 std::vector<ImageSource> take_images(ordered_json& messages, const ordered_json& column) {

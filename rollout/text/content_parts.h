@@ -17,7 +17,7 @@ struct ImageSource {
   // Reads the file, or decodes the URL. Throws Error(kUsage) for an address of the network and for
   // more bytes than `limit`, Error(kCorrupt) for a URL that holds no base64.
   std::string read(std::int64_t limit = std::int64_t{1} << 30) const;
-  std::string url() const;  // the place, or a data: URL of the bytes
+  std::string url() const;  // the place, a path from the root, or a data: URL of the bytes
 };
 
 // The images in the order of the messages. A part is one if its type is "image", and names it as

@@ -336,7 +336,8 @@ std::vector<std::int64_t> AgentRunner::encoded(const Session& session,
                                                const AgentReply& reply) const {
   if (reply.num_messages == 0) return reply.tokens;
   const auto tools = loop_of(session)->tools(session);
-  if (session.assistant_turns == 0) return encoder_.encode_messages(session.messages, tools);
+  if (session.assistant_turns == 0)
+    return encoder_.encode_messages(session.messages, tools, session.images);
   return encoder_.encode_turn(session.messages, reply.num_messages, tools);
 }
 

@@ -34,9 +34,12 @@ std::string PromptEncoder::render(const Messages& messages,
   return chosen->apply(messages, {.add_generation_prompt = true, .tools = tools});
 }
 
-std::vector<std::int64_t> PromptEncoder::encode_messages(
-    const Messages& messages, const nlohmann::ordered_json& tools) const {
-  const auto ids = tokenizer_->encode(render(messages, tools), {.add_special_tokens = false});
+std::vector<std::int64_t> PromptEncoder::encode_messages(const Messages& messages,
+                                                         const nlohmann::ordered_json& tools,
+                                                         const std::string& images) const {
+  auto text = render(messages, tools);
+  if (!images.empty()) text = rollout::expand_placeholders(text, read(images), *images_);
+  const auto ids = tokenizer_->encode(text, {.add_special_tokens = false});
   return {ids.begin(), ids.end()};
 }
 
@@ -126,12 +129,21 @@ EncodedPrompt PromptEncoder::encode(PromptExample example, bool shows_tools) con
   return encoded;
 }
 
+std::vector<rollout::ProcessedImage> PromptEncoder::read(const std::string& images) const {
+  require(images_.has_value(), ErrorKind::kUsage,
+          "prompt: has images, and the model's images are not computed");
+  const auto found = std::ranges::find(decoded_, images, &Decoded::images);
+  if (found != decoded_.end()) return found->visual->images;
+  std::vector<rollout::text::ImageSource> sources;
+  for (const auto& url : nlohmann::json::parse(images))
+    sources.push_back({.place = url.get<std::string>()});
+  return rollout::read_images(sources, *images_);
+}
+
 std::shared_ptr<const rollout::VisualPrompt> PromptEncoder::visual_prompt(
     const std::string& images, std::span<const std::int64_t> prompt) const {
   constexpr std::size_t kMostDecoded = 8;
   if (images.empty()) return nullptr;
-  require(images_.has_value(), ErrorKind::kUsage,
-          "prompt: has images, and the model's images are not computed");
   const auto found = std::ranges::find_if(decoded_, [&](const Decoded& one) {
     return one.images == images && std::ranges::equal(one.prompt, prompt);
   });
@@ -139,13 +151,9 @@ std::shared_ptr<const rollout::VisualPrompt> PromptEncoder::visual_prompt(
     decoded_.splice(decoded_.begin(), decoded_, found);
     return decoded_.front().visual;
   }
-  std::vector<rollout::text::ImageSource> sources;
-  for (const auto& url : nlohmann::json::parse(images))
-    sources.push_back({.place = url.get<std::string>()});
   decoded_.push_front({.images = images,
                        .prompt = {prompt.begin(), prompt.end()},
-                       .visual = rollout::make_visual_prompt(
-                           *vision_, prompt, rollout::read_images(sources, *images_))});
+                       .visual = rollout::make_visual_prompt(*vision_, prompt, read(images))});
   if (decoded_.size() > kMostDecoded) decoded_.pop_back();
   return decoded_.front().visual;
 }

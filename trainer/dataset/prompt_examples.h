@@ -48,9 +48,10 @@ class PromptEncoder {
   // Nothing for a model that does not see.
   const std::optional<rollout::ImageReader>& image_reader() const { return images_; }
   // The whole of a conversation as a prompt, however long. Needs a chat template. `tools`: that it
-  // shows, or null.
+  // shows, or null. `images`: of the conversation, as visual_prompt() takes them.
   std::vector<std::int64_t> encode_messages(const Messages& messages,
-                                            const nlohmann::ordered_json& tools) const;
+                                            const nlohmann::ordered_json& tools,
+                                            const std::string& images = {}) const;
   // The tokens that the chat template puts behind the last answer for the messages after it, up to
   // where the next answer begins; those that end the answer are not among them, since the model has
   // written its own. Together with the tokens before, they are what the whole conversation is
@@ -70,6 +71,8 @@ class PromptEncoder {
 
  private:
   std::string render(const Messages& messages, const nlohmann::ordered_json& tools) const;
+  // Decoded, unless a prompt before has them, too.
+  std::vector<rollout::ProcessedImage> read(const std::string& images) const;
 
   PpoDataConfig data_;
   std::unique_ptr<rollout::text::Tokenizer> tokenizer_;

@@ -79,7 +79,7 @@ void add_role(PhaseBytes& bytes,
     (rests ? bytes.host : bytes.*part) += size;
   };
   // A tower is frozen, and never rests.
-  if (role.role != Role::kReward) bytes.weights += model.vision_bytes();
+  bytes.weights += model.vision_bytes();
   const bool copied = setup.rollout && !setup.rollout->shares_memory;
   add(&PhaseBytes::weights, memory.parameters,
       engine.param_offload && (actor ? copied && actor_rests(setup, phase) : !computes));
@@ -92,6 +92,16 @@ void add_role(PhaseBytes& bytes,
   bytes.host += memory.on_host;
 }
 
+// Processes that answer beside the rank, each with a model and a cache, and the copy of the weights
+// that they read.
+void add_replicas(PhaseBytes& bytes, const RolloutSetup& rollout, const ModelOnRank& model) {
+  const auto& replicas = rollout.settings.replicas;
+  if (!replicas.enabled()) return;
+  const auto parameters = model.memory(false).parameters;
+  bytes.weights += parameters + replicas.num * (parameters + model.vision_bytes());
+  bytes.kv_cache += replicas.num * rollout.settings.kv_cache_bytes;
+}
+
 // The rollout's own weights and cache, where they are.
 void add_rollout(PhaseBytes& bytes,
                  const RunSetup& setup,
@@ -100,6 +110,7 @@ void add_rollout(PhaseBytes& bytes,
   if (!group.rollout) return;
   bytes.weights += group.rollout->vision_bytes();
   const auto& rollout = *setup.rollout;
+  add_replicas(bytes, rollout, *group.rollout);
   const bool alone = !group.models.front();
   const bool awake = phase.work == Work::kGenerate || phase.work == Work::kReshard || alone ||
                      !rollout.settings.free_cache_engine;

@@ -37,11 +37,9 @@ Sampling training_sampling(const PpoConfig& config) {
 PromptParser prompt_parser(const PromptEncoder& encoder, const PpoConfig& config) {
   return [&](const Record& record) {
     auto example = parse_prompt(record, config.data.prompt_key, config.data.image_key);
-    require(example.images.empty() || !(config.reward.enable || config.rollout.agents.enabled() ||
-                                        config.rollout.replicas.enabled()),
-            ErrorKind::kUsage,
-            "prompt: has images, which reward models, agents and replicas do not see");
     const auto loop = config.rollout.agents.loop_of(example.agent_name);
+    require(example.images.empty() || loop != AgentLoopKind::kProgram, ErrorKind::kUsage,
+            "prompt: has images, which programs of program_agent do not take");
     return encoder.encode(std::move(example), /*shows_tools=*/loop == AgentLoopKind::kTool);
   };
 }

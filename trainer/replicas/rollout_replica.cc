@@ -86,7 +86,8 @@ void serve_rank(PacketSocket& socket) {
   models::World world(world_options(config.trainer.run));
   const auto origin = open_checkpoint(config.model);
   const auto tools = shared_tools(config.rollout.agents, world);
-  const PromptEncoder encoder(tokenizer_folder(config.model, *origin), config.data, tools.schemas);
+  const PromptEncoder encoder(tokenizer_folder(config.model, *origin), config.data, tools.schemas,
+                              origin->map.config);
   const models::ParallelState mesh(world, config.rollout_parallel(), "replica");
   const auto rollout = make_rollout(world, mesh, config, *origin, encoder, tools, nullptr);
   socket.send({{"loaded", models::numerics_policy(*rollout.model).digest()}});

@@ -35,6 +35,7 @@ json to_packet(const Session& session) {
           {"messages", json::binary(Messages::to_cbor(session.messages))},
           {"task", session.task},
           {"prompt", session.prompt},
+          {"images", session.images},
           {"response", std::move(response)},
           {"response_mask", session.response_mask},
           {"global_steps", session.global_steps},
@@ -58,6 +59,7 @@ Session session_of(const json& packet) {
   session.messages = Messages::from_cbor(packet.at("messages").get_binary());
   session.task = packet.at("task");
   packet.at("prompt").get_to(session.prompt);
+  packet.at("images").get_to(session.images);
   for (const auto& token : packet.at("response")) from_json(token, session.response.emplace_back());
   packet.at("response_mask").get_to(session.response_mask);
   packet.at("global_steps").get_to(session.global_steps);

@@ -40,11 +40,12 @@ std::vector<at::Tensor> compute_values(const Pipeline& pipeline,
 
 at::Tensor compute_rm_score(const Pipeline& pipeline,
                             const std::vector<at::Tensor>& sequences,
-                            const std::vector<Partition>& parts) {
+                            const std::vector<Partition>& parts,
+                            const VisualInputs& visual) {
   const auto& config = pipeline.config();
   require(config.head != Head::kLanguageModel && config.num_labels == 1, ErrorKind::kUsage,
           "a model without a classification head of one label has no score");
-  const auto of_tokens = scores_of_tokens(pipeline, sequences, parts, {});
+  const auto of_tokens = scores_of_tokens(pipeline, sequences, parts, visual);
   auto scores = at::empty({static_cast<std::int64_t>(of_tokens.size())}, at::kFloat);
   for (std::size_t i = 0; i < of_tokens.size(); ++i)
     scores[static_cast<std::int64_t>(i)] = of_tokens[i][-1];

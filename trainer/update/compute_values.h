@@ -30,6 +30,7 @@ std::vector<at::Tensor> compute_values(const Pipeline& pipeline,
 // head is a classification of sequences or tokens of one label.
 at::Tensor compute_rm_score(const Pipeline& pipeline,
                             const std::vector<at::Tensor>& sequences,
-                            const std::vector<Partition>& parts);
+                            const std::vector<Partition>& parts,
+                            const VisualInputs& visual = {});
 
 }  // namespace ferry::trainer

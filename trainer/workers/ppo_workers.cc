@@ -93,6 +93,7 @@ PpoWorkers::PpoWorkers(models::World& world,
     reward_model_ =
         std::make_unique<RewardModelWorker>(world, config, open_checkpoint(config.reward.model));
   if (critic_) critic_->see(encoder);
+  if (reward_model_) reward_model_->see(encoder);
   memory_.add(of(critic_.get()));
   memory_.add(of(reward_model_.get()));
   memory_.run({.name = "the rollout"}, [&] {

@@ -169,6 +169,30 @@ TEST(RunPlan, CountsTheTowerOfEveryRoleThatSees) {
   EXPECT_EQ(weights(seeing, host, 0) - weights(llama_8b(), host, 0), 3 * bytes);
   EXPECT_EQ(weights(seeing, host, 1) - weights(llama_8b(), host, 1), bytes);  // of its rollout
   EXPECT_EQ(weights(seeing, kH200, 0) - weights(llama_8b(), kH200, 0), 3 * bytes);
+  const auto judged = [&](const models::TransformerConfig& judge) {
+    auto config = grpo();
+    config.reward.enable = true;
+    return bytes_in(plan_run(setup_of(config, {.actor = llama_8b(), .reward = judge}, 1, host)),
+                    "gen")
+        .weights;
+  };
+  EXPECT_EQ(judged(seeing) - judged(llama_8b()), bytes);
+}
+
+// Each has the weights and a cache; all read one copy.
+TEST(RunPlan, CountsReplicasOfTheRollout) {
+  const DeviceSpec host{.name = "host", .memory = 256LL << 30, .on_host = true};
+  const auto bytes = [&](int num, bool elastic) {
+    auto config = grpo();
+    config.rollout.kv_cache_bytes = 1 << 30;
+    config.rollout.replicas = {.num = num, .elastic = elastic};
+    return bytes_in(plan_of(config, 1, host), "gen");
+  };
+  const auto none = bytes(0, false);
+  EXPECT_EQ(bytes(2, false).weights - none.weights, 3 * 2 * kParameters);
+  EXPECT_EQ(bytes(2, false).kv_cache - none.kv_cache, 2LL << 30);
+  EXPECT_EQ(bytes(0, true).weights - none.weights, 2 * kParameters);
+  EXPECT_EQ(bytes(0, true).kv_cache, none.kv_cache);
 }
 
 TEST(RunPlan, RefusesAMeshThatDoesNotFillItsRanks) {

@@ -27,6 +27,7 @@ Session a_session() {
   session.messages.push_back({{"role", "assistant"}, {"content", "\xff\xc3"}});  // half a letter
   session.task = {{"ground_truth", "12"}, {"extra_info", {{"index", 3}}}};
   session.prompt = {1, 2, 1LL << 40};
+  session.images = R"(["data:image/png;base64,AA==","/cat.png"])";
   rollout::TokenOutput drawn{.token_id = 17};
   drawn.logprob = -0.1F;
   drawn.processed_logprob = -std::numeric_limits<float>::infinity();
@@ -58,6 +59,7 @@ TEST(SessionPacket, BringsASessionWithEveryBit) {
   EXPECT_EQ(back.messages[0].dump(), session.messages[0].dump());
   EXPECT_EQ(back.task, session.task);
   EXPECT_EQ(back.prompt, session.prompt);
+  EXPECT_EQ(back.images, session.images);
   ASSERT_EQ(back.response.size(), 2U);
   for (const auto number :
        {&rollout::TokenOutput::logprob, &rollout::TokenOutput::processed_logprob,

@@ -10,6 +10,7 @@ import ppo_run
 import seeing_model
 from ppo_run import ACTOR, REF, ROLLOUT, samples
 from ranks import TORCH_PROGRAM, finish, start_training
+from seeing_run import prompts, rl_settings, row, write_world
 from sft_run import BATCH, STEPS, conversations, settings, start_ranks, train, write_rows, write_tokenizer
 from support import run_ok
 from tiny_models import make_wrapped
@@ -239,42 +240,11 @@ def test_images_that_do_not_fit_are_named(world, tmp_path):
 
 
 RL_TP, RL_PP, RL_CP = (f"{ACTOR}.megatron.{name}_parallel_size" for name in ("tensor_model", "pipeline_model", "context"))
-SIZES = [(40, 56), (33, 90), (61, 44), (64, 64)]
 
 
 @pytest.fixture(scope="module")
 def rl_world(tmp_path_factory):
-    """A model in bf16, and prompts about two images, about one and about none, in verl's form."""
-    folder = tmp_path_factory.mktemp("seeing_rl")
-    (folder / "model").mkdir()
-    seeing_model.write_model(folder / "model", "Qwen3VL")
-    (folder / "reward.py").write_text(ppo_run.REWARD)
-    write_rows(folder / "train.jsonl", prompts(folder, 0))
-    return folder
-
-
-def prompts(folder, seed):
-    """The seed changes the pixels of images, not their sizes."""
-    import numpy as np
-    from PIL import Image
-    random = np.random.default_rng(seed)
-    rows = []
-    for i, (height, width) in enumerate(SIZES):
-        name = str(folder / f"{seed}.{i}.png")
-        Image.fromarray(random.integers(0, 256, (height, width, 3), dtype=np.uint8)).save(name)
-        rows.append(row("<image> what is this" if i % 2 else "<image> and <image> in that", [{"path": name}] * (1 if i % 2 else 2)))
-    return [*rows, row("what is this", None)]
-
-
-def row(content, images):
-    return {"data_source": "seeing", "prompt": [{"role": "user", "content": content}], "images": images,
-            "reward_model": {"style": "rule", "ground_truth": "one"}}
-
-
-def rl_settings(**more):
-    return {"data.max_prompt_length": 300, f"{ACTOR}.ppo_max_token_len_per_gpu": 700, f"{ACTOR}.megatron.dtype": "bfloat16",
-            f"{ROLLOUT}.max_num_batched_tokens": 512, f"{ROLLOUT}.kv_cache_bytes": 8 << 20, f"{ACTOR}.optim.lr": 1e-2, "data.shuffle": False,
-            "data.train_batch_size": 5, f"{ACTOR}.ppo_mini_batch_size": 5} | more
+    return write_world(tmp_path_factory.mktemp("seeing_rl"))
 
 
 @pytest.fixture(scope="module")
@@ -405,7 +375,7 @@ def test_images_of_prompts_that_do_not_fit_are_named(rl_world, tmp_path):
     assert "none.png" in trouble([row("<image> what", [{"path": str(tmp_path / "none.png")}])])
     assert "is an address" in trouble([row("<image> what", ["https://example.org/a.png"])])
     assert "one with images is not cut" in trouble(good, **{"data.max_prompt_length": 20, "data.truncation": "left"})
-    assert "reward models, agents and replicas do not see" in trouble(good, **{
-        f"{ROLLOUT}.agent.default_agent_loop": "env_agent", f"{ROLLOUT}.agent.env_command": "cat"})
+    assert "programs of program_agent do not take" in trouble(good, **{
+        f"{ROLLOUT}.agent.default_agent_loop": "program_agent", f"{ROLLOUT}.agent.program_command": "cat"})
     shutil.copytree(rl_world / "model", tmp_path / "blind", ignore=shutil.ignore_patterns("preprocessor_config.json", "processor_config.json"))
     assert "the model's images are not computed" in trouble(good, **{"actor_rollout_ref.model.path": str(tmp_path / "blind")})
