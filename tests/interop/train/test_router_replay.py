@@ -76,7 +76,8 @@ def routes_of_transformers(model, tokens):
     return torch.stack(of_layers, 1)
 
 
-@pytest.mark.parametrize("family", ["mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "glm4_moe", "gpt_oss", "ernie4_5_moe"])
+@pytest.mark.parametrize("family", ["mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "glm4_moe", "gpt_oss", "ernie4_5_moe", "olmoe", "minimax_m2",
+                                    "glm4_moe_lite", "qwen3_next", "qwen3_5_moe"])
 def test_routes_are_those_of_transformers_forward_of_the_finished_sequence(family, work):
     """Prompts begin alike and are longer than a step; each has several answers, on one rank and on two that share all."""
     torch.manual_seed(1)
