@@ -40,6 +40,21 @@ Canvas make_canvas(std::int64_t height,
   return canvas;
 }
 
+constexpr std::size_t kInks = 4;
+
+// A row in three colours, in the integers of torchvision's decode_jpeg.cpp: inks are taken to be
+// inverted, as Adobe's programs and Pillow write them.
+void cmyk_to_rgb(std::span<const unsigned char> inks, unsigned char* rgb) {
+  for (std::size_t at = 0; at < inks.size(); at += kInks) {
+    const int light = inks[at + 3];
+    for (std::size_t ink = 0; ink < 3; ++ink) {
+      const int product = light * (255 - inks[at + ink]) + 128;
+      *rgb++ =
+          static_cast<unsigned char>(std::clamp(light - (((product >> 8) + product) >> 8), 0, 255));
+    }
+  }
+}
+
 // Both libraries report errors by a jump: the functions that may be jumped back into have nothing
 // to destroy.
 class Jpeg {
@@ -67,15 +82,20 @@ class Jpeg {
   bool begin() {
     if (setjmp(errors_.back) != 0) return false;  // NOLINT(cert-err52-cpp)
     jpeg_read_header(&info_, TRUE);
-    info_.out_color_space = JCS_RGB;
+    info_.out_color_space = is_cmyk() ? JCS_CMYK : JCS_RGB;
     jpeg_calc_output_dimensions(&info_);
     return true;
   }
-  bool read(std::span<unsigned char*> rows) {
+  // `line`: has room for a row in CMYK, if the image is.
+  bool read(std::span<unsigned char*> rows, std::span<unsigned char> line) {
     if (setjmp(errors_.back) != 0) return false;  // NOLINT(cert-err52-cpp)
     jpeg_start_decompress(&info_);
-    while (info_.output_scanline < info_.output_height)
-      jpeg_read_scanlines(&info_, &rows[info_.output_scanline], 1);
+    while (info_.output_scanline < info_.output_height) {
+      auto* const row = rows[info_.output_scanline];
+      auto* into = is_cmyk() ? line.data() : row;
+      jpeg_read_scanlines(&info_, &into, 1);
+      if (is_cmyk()) cmyk_to_rgb(line, row);
+    }
     jpeg_finish_decompress(&info_);
     return true;
   }
@@ -101,10 +121,10 @@ at::Tensor decode_jpeg(std::span<const std::byte> bytes,
                        std::int64_t most_pixels) {
   Jpeg jpeg(bytes);
   require(jpeg.begin(), ErrorKind::kCorrupt, "{}: {}", source, jpeg.message());
-  require(!jpeg.is_cmyk(), ErrorKind::kUsage, "{}: is a JPEG in CMYK, which is not decoded",
-          source);
   auto canvas = make_canvas(jpeg.height(), jpeg.width(), source, most_pixels);
-  require(jpeg.read(canvas.rows), ErrorKind::kCorrupt, "{}: {}", source, jpeg.message());
+  std::vector<unsigned char> line(jpeg.is_cmyk() ? kInks * static_cast<std::size_t>(jpeg.width())
+                                                 : 0);
+  require(jpeg.read(canvas.rows, line), ErrorKind::kCorrupt, "{}: {}", source, jpeg.message());
   return canvas.pixels;
 }
 
@@ -175,8 +195,9 @@ at::Tensor decode_png(std::span<const std::byte> bytes,
   Png png(bytes);
   require(png.begin(), ErrorKind::kCorrupt, "{}: {}", source, png.message());
   require(png.bit_depth() <= 8, ErrorKind::kUsage,
-          "{}: is a PNG of {} bits a channel, of which 1 to 8 are decoded", source,
-          png.bit_depth());
+          "{}: is a PNG of {} bits a channel, of which 1 to 8 are decoded: transformers would take "
+          "its values for those of 8 bits",
+          source, png.bit_depth());
   auto canvas = make_canvas(png.height(), png.width(), source, most_pixels);
   require(png.read(canvas.rows), ErrorKind::kCorrupt, "{}: {}", source, png.message());
   return canvas.pixels;
