@@ -182,6 +182,7 @@ void AgentRunner::interrupt() {
     (void)engine_.abort(std::to_string(number));
   while (!asked_.empty()) {
     for (const auto number : std::exchange(ready_, {})) (void)resume(number);
+    observer_.poll();
     if (!asked_.empty()) take_answers(/*wait=*/true);
   }
 }

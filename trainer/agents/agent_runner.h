@@ -44,7 +44,7 @@ struct SessionObserver {
   std::function<void()> poll = [] {};                                    // now and then
   // Instead of all sessions those begin, or go on, that this returns before each step of the
   // engine, until it returns nothing; it may append to the sessions. `waits`: there is nothing else
-  // to do. For one rank alone.
+  // to do. It says the same on all ranks.
   std::function<std::optional<std::vector<std::size_t>>(bool waits)> next{};
 };
 

@@ -87,19 +87,14 @@ ConfigRules<PpoConfig> replica_rules() {
   };
   return {
       rule(
-          "replicas_have_whole_models", kRolloutSection + ".tensor_model_parallel_size",
-          [](const PpoConfig& c) {
-            return c.rollout.tensor_model_parallel_size == 1 && c.rollout.expert_parallel_size == 1;
-          },
-          "a replica is one process with the whole model, as the rank that it helps"),
+          "replicas_share_no_experts", kRolloutSection + ".expert_parallel_size",
+          [](const PpoConfig& c) { return c.rollout.expert_parallel_size == 1; },
+          "a replica is one process with the whole model, and the ranks that it helps have no "
+          "experts in common with ranks that it does not"),
       rule(
           "replicas_compute_on_the_host", "trainer.device",
           [](const PpoConfig& c) { return c.trainer.run.device == DeviceKind::kCpu; },
           "replicas are given weights over the host's network"),
-      rule(
-          "replicas_answer_whole_batches", kPartialRollout,
-          [](const PpoConfig& c) { return !c.async_training.partial_rollout; },
-          "which answers are finished first would depend on when replicas come and go"),
   };
 }
 

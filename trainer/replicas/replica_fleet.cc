@@ -137,8 +137,10 @@ void ReplicaFleet::hear(Replica& replica, const json& packet) {
     const auto number = packet.at("number").get<std::size_t>();
     require(sessions_ != nullptr && replica.sessions.contains(number), ErrorKind::kCorrupt,
             "answers session {}, which it does not have", number);
-    (*sessions_)[number] = session_of(packet["session"]);
+    const auto& session = (*sessions_)[number] = session_of(packet["session"]);
     replica.sessions.erase(number);
+    came_back_.push_back(number);
+    if (!session.is_over) return queue_.push_back(number);  // it goes on elsewhere
     ++num_over_;
     ++replica.num_answered;
     over_.push_back(number);
@@ -179,8 +181,13 @@ SessionObserver ReplicaFleet::share(std::vector<Session>& sessions,
   params_ = params;
   observer_ = observer;
   queue_.clear();
-  for (std::size_t number = 0; number < sessions.size(); ++number) queue_.push_back(number);
   num_mine_ = num_over_ = 0;
+  for (std::size_t number = 0; number < sessions.size(); ++number) {
+    if (sessions[number].is_over)
+      ++num_over_;
+    else
+      queue_.push_back(number);
+  }
   observer.is_over = [this](std::size_t number) {
     --num_mine_;
     ++num_over_;
@@ -217,23 +224,46 @@ std::vector<std::size_t> ReplicaFleet::hand_out() {
   return mine;
 }
 
+void ReplicaFleet::tell() {
+  for (const auto number : std::exchange(over_, {})) observer_.is_over(number);
+}
+
+// A replica that has sessions gives them back, each as it stands; one that does not is waited for
+// as long as for its answers, and its sessions are as they were handed out.
+void ReplicaFleet::recall() {
+  if (sessions_ == nullptr) return;
+  for (const auto& replica : replicas_)
+    if (replica->runs) replica->socket.send({{"stop", true}});
+  while (std::ranges::any_of(replicas_, [](const auto& one) { return !one->sessions.empty(); })) {
+    poll();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  tell();
+  end(nullptr);
+}
+
+// `word`: for replicas that have not been told yet.
+void ReplicaFleet::end(const char* word) {
+  auto answered = nlohmann::ordered_json::object();
+  for (const auto& replica : replicas_) {
+    if (!std::exchange(replica->runs, false)) continue;
+    if (word != nullptr) replica->socket.send({{word, true}});
+    answered[std::to_string(replica->number)] = std::exchange(replica->num_answered, 0);
+  }
+  if (!answered.empty())
+    write("answered", {{"sessions", sessions_->size()}, {"of replicas", answered}});
+  sessions_ = nullptr;
+}
+
 std::optional<std::vector<std::size_t>> ReplicaFleet::next(bool waits) {
   poll();
-  for (const auto number : std::exchange(over_, {})) observer_.is_over(number);
+  tell();
   for (const auto& replica : replicas_) {
     give_weights(*replica);  // to those that have come while others answer
     if (!replica->runs && replica->has && replica->has == weights_step_) join_run(*replica);
   }
   if (num_over_ == sessions_->size()) {
-    auto answered = nlohmann::ordered_json::object();
-    for (const auto& replica : replicas_) {
-      if (!std::exchange(replica->runs, false)) continue;
-      replica->socket.send({{"end", true}});
-      answered[std::to_string(replica->number)] = std::exchange(replica->num_answered, 0);
-    }
-    if (!answered.empty())
-      write("answered", {{"sessions", sessions_->size()}, {"of replicas", answered}});
-    sessions_ = nullptr;
+    end("end");
     return std::nullopt;
   }
   auto mine = hand_out();

@@ -17,6 +17,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "models/gpt_model.h"
@@ -45,9 +46,14 @@ class ReplicaFleet {
 
   // For AgentRunner::run(): it and the replicas share the sessions, and those of a replica come
   // back into them. `observer`: of all sessions. The sessions outlive the run.
+  // Sessions that are over already stay.
   SessionObserver share(std::vector<Session>& sessions,
                         const rollout::SamplingParams& params,
                         SessionObserver observer);
+  // A run has ended before its sessions: those of replicas come back as they stand.
+  void recall();
+  // The sessions that replicas have given back since this was called last.
+  std::vector<std::size_t> take_back() { return std::exchange(came_back_, {}); }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -84,6 +90,8 @@ class ReplicaFleet {
   void leave_out(std::size_t replica, const std::string& why);
   std::vector<std::size_t> hand_out();
   std::optional<std::vector<std::size_t>> next(bool waits);
+  void tell();
+  void end(const char* word);
   void write(const std::string& event, const nlohmann::ordered_json& more) const;
 
   const PpoConfig& config_;
@@ -103,6 +111,7 @@ class ReplicaFleet {
   SessionObserver observer_{};
   // Sessions whose end the observer was not told of: its errors are the rank's, not a replica's.
   std::vector<std::size_t> over_{};
+  std::vector<std::size_t> came_back_{};
   std::deque<std::size_t> queue_;  // that nobody has
   std::size_t num_mine_ = 0;       // that the rank has
   std::size_t num_over_ = 0;

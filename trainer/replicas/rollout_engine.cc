@@ -11,6 +11,17 @@
 
 namespace ferry::trainer {
 
+std::vector<std::unique_ptr<models::GPTModel>> rollout_model(const PpoConfig& config,
+                                                             const converter::Checkpoint& origin,
+                                                             const models::ParallelState& mesh) {
+  auto options = model_options(config.actor.megatron);
+  options.sequence_parallel = false;
+  options.recompute = {};
+  return models::make_stage(
+      origin.map.config, mesh, options,
+      fmt::format("{0}.tensor_model_parallel_size, {0}.expert_parallel_size", kRolloutSection));
+}
+
 RolloutEngine make_rollout(models::World& world,
                            const models::ParallelState& mesh,
                            const PpoConfig& config,
@@ -21,13 +32,8 @@ RolloutEngine make_rollout(models::World& world,
   const auto& rollout = config.rollout;
   RolloutEngine made{.model = shared};
   if (shared == nullptr) {
-    auto options = model_options(config.actor.megatron);
-    options.sequence_parallel = false;
-    options.recompute = {};
     models::choose_host_threads(world, origin.map.config);
-    made.own = models::make_stage(
-        origin.map.config, mesh, options,
-        fmt::format("{0}.tensor_model_parallel_size, {0}.expert_parallel_size", kRolloutSection));
+    made.own = rollout_model(config, origin, mesh);
     // The engine measures what a step of it needs, with weights that are some.
     (void)converter::load_model(made.own, origin, {.round = true});
     made.model = made.own.front().get();

@@ -24,6 +24,11 @@ struct RolloutEngine {
   std::unique_ptr<AgentRunner> agents{};
 };
 
+// A model that generates, without weights. Called by all ranks of the mesh, which outlives it.
+std::vector<std::unique_ptr<models::GPTModel>> rollout_model(const PpoConfig& config,
+                                                             const converter::Checkpoint& origin,
+                                                             const models::ParallelState& mesh);
+
 // Called by all ranks of the mesh; all outlive the result. `shared`: the actor's model, or null:
 // one is made, with weights of the checkpoint until it gets others.
 RolloutEngine make_rollout(models::World& world,

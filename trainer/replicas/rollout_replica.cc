@@ -34,7 +34,7 @@ std::optional<json> next_packet(PacketSocket& socket) {
   return std::nullopt;
 }
 
-// Sessions that come one by one, until the rank says that no more do.
+// Sessions that come one by one, until the rank says that no more do, or wants them back.
 class ReplicaRun {
  public:
   // Tells the rank that it is alive now and then.
@@ -42,15 +42,20 @@ class ReplicaRun {
 
   void run(AgentRunner& agents, const json& begin) {
     SessionObserver observer;
-    observer.is_over = [this](std::size_t at) {
-      socket_.send({{"session", to_packet(sessions_[at])}, {"number", numbers_[at]}});
-    };
+    observer.is_over = [this](std::size_t at) { give_back(at); };
     observer.poll = [this] { show_life(); };
     observer.next = [this](bool waits) { return next(waits); };
-    agents.run(sessions_, params_of(begin.at("run")), begin.at("global_step"), observer);
+    agents.run(sessions_, params_of(begin.at("run")), begin.at("global_step"), observer,
+               [this] { return stops_; });
+    for (std::size_t at = 0; at < sessions_.size(); ++at)
+      if (!sessions_[at].is_over) give_back(at);
   }
 
  private:
+  void give_back(std::size_t at) {
+    socket_.send({{"session", to_packet(sessions_[at])}, {"number", numbers_[at]}});
+  }
+
   void show_life() {
     if (Clock::now() - shown_ < sign_) return;
     shown_ = Clock::now();
@@ -65,6 +70,8 @@ class ReplicaRun {
       require(!socket_.is_closed(), ErrorKind::kIo, "the rank has gone");
       if (!packet) return begun;
       if (packet->contains("end")) return std::nullopt;
+      stops_ = packet->contains("stop");
+      if (stops_) return std::nullopt;
       begun.push_back(sessions_.size());
       sessions_.push_back(session_of(packet->at("session")));
       numbers_.push_back(packet->at("number"));
@@ -76,13 +83,15 @@ class ReplicaRun {
   Clock::time_point shown_{};
   std::vector<Session> sessions_;
   std::vector<std::size_t> numbers_;  // of the rank
+  bool stops_ = false;
 };
 
 void serve_rank(PacketSocket& socket) {
   const auto hello = next_packet(socket);
   if (!hello) return;
   const std::chrono::milliseconds timeout(1000 * hello->at("timeout").get<std::int64_t>());
-  const auto config = load_ppo_config("ppo", hello->at("config").get<std::string>(), {});
+  auto config = load_ppo_config("ppo", hello->at("config").get<std::string>(), {});
+  config.rollout.tensor_model_parallel_size = 1;  // a replica is one process
   models::World world(world_options(config.trainer.run));
   const auto origin = open_checkpoint(config.model);
   const auto tools = shared_tools(config.rollout.agents, world);

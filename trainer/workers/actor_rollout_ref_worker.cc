@@ -21,6 +21,7 @@
 #include "trainer/data/permutation.h"
 #include "trainer/engine/run_options.h"
 #include "trainer/plan/run_setup.h"
+#include "trainer/workers/carried_groups.h"
 #include "trainer/workers/role.h"
 
 namespace ferry::trainer {
@@ -143,8 +144,6 @@ void ActorRolloutRefWorker::init_rollout(const PromptEncoder& encoder,
     rollout_ = make_rollout(world_, *rollout_mesh_, config_, *origin_, encoder, tools,
                             shares_memory ? actor_->engine().chunks().front() : nullptr);
     worker = {.model = rollout_.model, .engine = rollout_.engine.get()};
-    if (rollout.replicas.enabled())
-      replicas_ = std::make_unique<ReplicaFleet>(config_, *rollout_.model, world_.rank());
     encoder_ = &encoder;
     if (rewards != nullptr && rollout_mesh_->tp().rank() == 0) {
       const auto& dp = rollout_mesh_->dp();
@@ -154,6 +153,9 @@ void ActorRolloutRefWorker::init_rollout(const PromptEncoder& encoder,
       rewards_ = rewards;
     }
   }
+  if (rollout.replicas.enabled())
+    replicas_ = std::make_unique<ReplicaGroup>(world_, config_, *origin_, rollout_mesh_.get(),
+                                               rollout_.model);
   hybrid_ = std::make_unique<HybridEngine>(
       world_, "weights", actor_ ? actor_->engine().chunks() : std::vector<models::GPTModel*>(),
       actor_ ? &actor_->engine().offload() : nullptr, worker,
@@ -222,12 +224,12 @@ SessionObserver ActorRolloutRefWorker::observer_of(const std::vector<Session>& s
 }
 
 // Groups are the rows of a prompt, which follow each other; the oldest come first. Played again, a
-// session itself waits for the next weights where it did, and the journal chooses.
+// session itself waits for the next weights where it did, and the journal chooses. Sessions of one
+// turn end by a clock of tokens; when others end depends on programs, and the journal has it.
 std::vector<Session> ActorRolloutRefWorker::finished_groups(const Sampling& sampling,
                                                             const rollout::SamplingParams& params) {
   const auto n = static_cast<std::size_t>(config_.rollout.n);
   const auto wanted = static_cast<std::size_t>(sampling.num_groups);
-  const auto num_groups = carried_.size() / n;
   const bool again = !carried_.empty() && !carried_.front().replay.is_null();
   std::set<std::size_t> old;
   for (std::size_t i = 0; i < carried_.size(); ++i) {
@@ -236,35 +238,36 @@ std::vector<Session> ActorRolloutRefWorker::finished_groups(const Sampling& samp
               : !steps.empty() && steps.front() <= sampling.must_finish)
       old.insert(i / n);
   }
-  require(old.size() <= wanted && wanted <= num_groups, ErrorKind::kBug,
-          "a partial rollout has {} groups, {} of them to finish, to return {}", num_groups,
-          old.size(), wanted);
-  const auto is_over = [&](std::size_t group) {
-    return std::ranges::all_of(std::span(carried_).subspan(group * n, n), &Session::is_over);
+  CarriedGroups groups(carried_, n, wanted, std::move(old));
+  const auto observer = observer_of(carried_);
+  const auto run = [&](const SessionObserver& told, const auto& is_enough) {
+    rollout_.agents->run(carried_, params, weights_step_, told, is_enough);
   };
-  const auto chosen = [&] {
-    auto groups = old;
-    for (std::size_t group = 0; groups.size() < wanted && group < num_groups; ++group)
-      if (is_over(group)) groups.insert(group);
-    return groups;
-  };
-  const auto is_enough = [&] {
-    return !again && std::ranges::all_of(old, is_over) && chosen().size() == wanted;
-  };
-  rollout_.agents->run(carried_, params, weights_step_, observer_of(carried_), is_enough);
-
-  const auto groups = chosen();
-  require(groups.size() == wanted && std::ranges::all_of(groups, is_over), ErrorKind::kUsage,
+  if (again || config_.rollout.agents.enabled()) {
+    const auto is_enough = [&] { return !again && groups.are_finished(); };
+    if (replicas_ && !again) {
+      run(replicas_->share(carried_, params, observer), is_enough);
+      replicas_->recall();
+    } else {
+      run(observer, is_enough);
+    }
+  } else {
+    groups.keep_time(config_.rollout.max_num_seqs, observer.is_over);
+    SessionObserver quiet;  // the clock tells
+    quiet.poll = observer.poll;
+    if (replicas_) {
+      run(replicas_->share(carried_, params, quiet), [&] { return groups.are_finished(); });
+      replicas_->recall();
+    }
+    const auto is_enough = [&] { return groups.know_their_end(); };
+    if (!is_enough()) run(quiet, is_enough);
+    groups.cut();
+  }
+  require(groups.are_finished(), ErrorKind::kUsage,
           "step {}: {} groups are finished, instead of {}: the run is another one than that which "
           "is played again",
-          sampling.learned_at, std::ranges::count_if(groups, is_over), wanted);
-  std::vector<Session> finished, others;
-  for (std::size_t i = 0; i < carried_.size(); ++i) {
-    auto& to = groups.contains(i / n) ? finished : others;
-    to.push_back(std::move(carried_[i]));
-  }
-  carried_ = std::move(others);
-  return finished;
+          sampling.learned_at, groups.num_over(), wanted);
+  return groups.take();
 }
 
 RolloutBatch ActorRolloutRefWorker::answered(const std::vector<Session>& sessions,

@@ -16,7 +16,7 @@
 #include "trainer/config/ppo_config.h"
 #include "trainer/dataset/prompt_examples.h"
 #include "trainer/metrics/timeline.h"
-#include "trainer/replicas/replica_fleet.h"
+#include "trainer/replicas/replica_group.h"
 #include "trainer/replicas/rollout_engine.h"
 #include "trainer/update/compute_log_prob.h"
 #include "trainer/update/update_actor.h"
@@ -120,7 +120,7 @@ class ActorRolloutRefWorker {
   std::unique_ptr<MegatronWorker> actor_, ref_;
   std::unique_ptr<models::ParallelState> rollout_mesh_;
   RolloutEngine rollout_;                   // where this rank has a part in it
-  std::unique_ptr<ReplicaFleet> replicas_;  // that help it
+  std::unique_ptr<ReplicaGroup> replicas_;  // that help it
   const PromptEncoder* encoder_ = nullptr;
   RewardManager* rewards_ = nullptr;  // where this rank asks
   std::vector<Span> spans_;

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from ppo_run import ACTOR, APART, REWARD, ROLLOUT, metrics, settings, train, write_world
+from ppo_run import ACTOR, APART, PARTIAL, REWARD, ROLLOUT, metrics, settings, train, write_world
 from ranks import TORCH_PROGRAM, finish, start_training
 from support import tree
 
@@ -127,3 +127,36 @@ def test_a_run_with_replicas_is_the_same_again(world, alone, work):
     more = {f"{REPLICAS}.num": 1, "reward_model.num_workers": 2, "async_training.staleness_threshold": 0, "trainer.total_training_steps": 20}
     steps = [train(world, work / name, 2, **MORE | more | other) for name, other in (("one", {}), ("two", {}), ("none", {f"{REPLICAS}.num": 0}))]
     assert steps[0] == steps[1] == steps[2]
+
+
+TP2 = {f"{ROLLOUT}.ranks": [1, 2], f"{ROLLOUT}.tensor_model_parallel_size": 2}
+SOME = PARTIAL | {"trainer.total_training_steps": 40, f"{ROLLOUT}.replicas.timeout": 1}
+
+
+@pytest.fixture(scope="module")
+def partial(world):
+    return train(world, world / "partial", 2, **SOME)
+
+
+def test_ranks_of_a_model_share_its_replicas(world, alone, work):
+    """Two ranks that hold half of the model each, and replicas with all of it; one of them is killed."""
+    run = work / "run"
+    ranks = start_training(3, "grpo", settings(world, run, **MORE | TP2 | {f"{REPLICAS}.num": 2}))
+    os.kill(wait_for_answers(run, ranks, "0"), signal.SIGKILL)
+    wait_for_answers(run, ranks, "2")
+    ends_as(run, ranks, world, alone)
+    assert not (run / "replicas/rank2.jsonl").exists()  # the first rank has them
+
+
+@pytest.mark.parametrize("mesh", [{}, TP2, TP2 | {"reward_model.num_workers": 2}], ids=["whole", "tp2", "tp2, scored early"])
+def test_partial_rollouts_have_replicas(mesh, world, partial, work):
+    """The answers that go on with newer weights are the same, and stop at the same tokens, whoever draws them and whoever dies."""
+    run = work / "run"
+    ranks = start_training(len(mesh.get(f"{ROLLOUT}.ranks", [1])) + 1, "grpo", settings(world, run, **SOME | mesh | {f"{REPLICAS}.num": 2}))
+    os.kill(wait_for_answers(run, ranks, "0"), signal.SIGKILL)
+    os.kill(wait_for_answers(run, ranks, "1"), signal.SIGSTOP)
+    for status, said in finish(ranks, timeout=240):
+        assert status == 0, said[-3000:]
+    assert metrics(run) == partial
+    assert tree(run / "rollouts") == tree(world / "partial/rollouts")
+    assert len(events(run, "left out")) >= 2

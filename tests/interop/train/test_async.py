@@ -109,7 +109,7 @@ def test_two_ranks_of_a_model_interrupt_the_same_answers(world, work):
 @pytest.mark.parametrize("mesh", [DP2, DP2 | TP2 | {f"{ROLLOUT}.ranks": [1, 2, 3, 4]}], ids=["dp2", "dp2 tp2"])
 def test_each_copy_of_a_model_interrupts_answers_of_its_own(mesh, world, work):
     """Again the same to the byte; and with a learning rate that changes no weight, the tokens of the synchronous run, in other steps."""
-    ranks, more = 1 + len(mesh[f"{ROLLOUT}.ranks"]), PARTIAL | mesh | {"trainer.total_training_steps": 5, f"{ROLLOUT}.max_num_seqs": 3}
+    ranks, more = 1 + len(mesh[f"{ROLLOUT}.ranks"]), PARTIAL | mesh | {"trainer.total_training_steps": 5, f"{ROLLOUT}.max_num_seqs": 2}
     steps = train(world, work / "run", ranks, **more)
     assert train(world, work / "again", ranks, **more) == steps
     assert max(values(steps, WORST)) == 2

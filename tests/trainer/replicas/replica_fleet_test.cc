@@ -252,9 +252,56 @@ TEST_F(ReplicaFleetTest, KeepsOneThatSaysThatItIsAlive) {
     answer();
     replica.send({{"alive", true}});
   }
-  replica.send({{"session", packet.at("session")}, {"number", packet.at("number")}});
+  auto session = packet.at("session");
+  session["is_over"] = true;
+  replica.send({{"session", session}, {"number", packet.at("number")}});
   finish();
   EXPECT_TRUE(events("left out").empty());
+}
+
+TEST_F(ReplicaFleetTest, TakesSessionsBackThatAreNotOver) {
+  fleet_->give_weights(7);
+  share(4);
+  auto replica = running();
+  std::vector<json> mine{packet_for(replica)};
+  std::thread rank([&] { fleet_->recall(); });
+  for (auto next = replica.receive(kLong); next && !next->contains("stop");
+       next = replica.receive(kLong))
+    mine.push_back(*next);
+  for (auto& packet : mine) {
+    auto session = session_of(packet.at("session"));
+    session.response.push_back({.token_id = 42});
+    replica.send({{"session", to_packet(session)}, {"number", packet.at("number")}});
+  }
+  rank.join();
+  EXPECT_EQ(fleet_->take_back().size(), mine.size());
+  for (const auto& packet : mine) {
+    const auto& session = sessions_[packet.at("number").get<std::size_t>()];
+    EXPECT_EQ(session.response.at(0).token_id, 42);
+    EXPECT_FALSE(session.is_over);
+  }
+  EXPECT_TRUE(over_.empty());
+}
+
+TEST_F(ReplicaFleetTest, WaitsNoLongerThanTheTimeoutForSessionsOfOneThatHangs) {
+  fleet_->give_weights(7);
+  share(4);
+  auto replica = running();
+  (void)packet_for(replica);
+  fleet_->recall();
+  EXPECT_EQ(why_left_out(), "said nothing for 1 s");
+  mine_.clear();
+  share(4);
+  finish();
+}
+
+TEST_F(ReplicaFleetTest, LeavesSessionsThatAreOverAlone) {
+  fleet_->give_weights(7);
+  share(3);
+  sessions_[1].is_over = true;
+  observer_ = fleet_->share(sessions_, {}, {});
+  step();
+  EXPECT_EQ(mine_, (std::vector<std::size_t>{0, 2}));
 }
 
 TEST_F(ReplicaFleetTest, LeavesOutOneThatAnswersWhatItDoesNotHave) {
