@@ -277,8 +277,7 @@ std::vector<RequestOutput> LLMEngine::step() {
 bool LLMEngine::launches_ahead() const {
   return model_.mesh().world().device().is_cuda() && !shares_experts(model_) &&
          std::ranges::none_of(requests_, [](const auto& request) {
-           const auto& params = *request.second.samples.front()->params;
-           return params.penalizes() || !params.structured_outputs.empty();
+           return request.second.samples.front()->params->looks_back();
          });
 }
 

@@ -69,7 +69,7 @@ class LLMEngine {
 
   // Runs a step, and returns its outputs in the order in which requests were added. On a GPU the
   // next step is launched before this returns, unless its draws depend on this one's tokens
-  // (penalties, structured_outputs); a request that is added then takes part in the step after it.
+  // (SamplingParams::looks_back()); a request that is added then takes part in the step after it.
   std::vector<RequestOutput> step();
 
   // Called after weights have been replaced in place: results of the old ones are not used again.

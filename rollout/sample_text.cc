@@ -25,6 +25,7 @@ SampleText::SampleText(const text::Tokenizer* tokenizer,
                        std::span<const std::int64_t> prompt,
                        text::DetokenizerOptions options) {
   if (tokenizer == nullptr) return;
+  includes_stop_ = options.include_stop_str_in_output;
   const std::vector<text::TokenId> ids(prompt.begin(), prompt.end());
   text_.emplace(*tokenizer, ids, std::move(options));
 }
@@ -34,7 +35,7 @@ SampleText::Part SampleText::take(const CompletionOutput& output) {
   for (const auto& token : output.tokens) {
     ++part.num_tokens;
     const bool is_stop_token = output.stop_reason && &token == &output.tokens.back();
-    if (!text_ || is_stop_token) continue;
+    if (!text_ || (is_stop_token && !includes_stop_)) continue;
     part.text += text_->update(static_cast<text::TokenId>(token.token_id));
     if (!text_->stop_reason()) continue;
     part.stop_string = text_->stop_reason();

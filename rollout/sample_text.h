@@ -37,6 +37,7 @@ class SampleText {
 
  private:
   std::optional<text::IncrementalDetokenizer> text_{};
+  bool includes_stop_ = false;
 };
 
 }  // namespace ferry::rollout

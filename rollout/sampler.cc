@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <unordered_map>
 #include <vector>
@@ -16,7 +17,14 @@ namespace {
 
 bool is_shaped(const SamplingRow& row) {
   return row.params->truncates() || row.params->penalizes() || !row.forbidden.empty() ||
-         row.constraint != nullptr;
+         row.constraint != nullptr || row.params->shifts_logits() ||
+         !row.params->bad_words_token_ids.empty();
+}
+
+// True if the tokens before the last one of a word are the last of the answer (vLLM's bad_words).
+bool completes(std::span<const std::int64_t> output, std::span<const std::int64_t> word) {
+  const auto before = word.first(word.size() - 1);
+  return output.size() >= before.size() && std::ranges::equal(output.last(before.size()), before);
 }
 
 // Appends the tokens whose logits change, each once, by id.
@@ -27,6 +35,8 @@ void add_changes(const SamplingRow& row, std::int64_t vocab_size, std::vector<Lo
     for (const auto token : row.output) ++counts[token];
   }
   for (const auto token : row.forbidden) counts[token] = LogitChange::kForbidden;
+  for (const auto& word : row.params->bad_words_token_ids)
+    if (completes(row.output, word)) counts[word.back()] = LogitChange::kForbidden;
   const auto first = static_cast<std::ptrdiff_t>(all.size());
   for (const auto& [token, count] : counts)
     if (token >= 0 && token < vocab_size)
@@ -95,6 +105,39 @@ at::Tensor constrained(const at::Tensor& logits,
   auto some = logits.index_select(0, index);
   some.narrow(1, 0, vocab_size).masked_fill_(forbidden, kMinusInfinity);
   return all.index_copy_(0, index, some);
+}
+
+// The logits in fp32 with what rows add to them, and -inf for what they do not allow; the same
+// tensor if no row does either.
+at::Tensor shifted(const at::Tensor& logits,
+                   std::int64_t vocab_size,
+                   std::span<const SamplingRow> rows) {
+  if (std::ranges::none_of(rows, [](const auto& row) { return row.params->shifts_logits(); }))
+    return logits;
+  const auto in_vocabulary = [&](std::int64_t token) { return token < vocab_size; };
+  auto all = logits.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    auto row = all[static_cast<std::int64_t>(i)];
+    const auto& params = *rows[i].params;
+    if (!params.allowed_token_ids.empty()) {
+      std::vector<std::int64_t> ids;
+      std::ranges::copy_if(params.allowed_token_ids, std::back_inserter(ids), in_vocabulary);
+      const auto index = upload(ids, all.device());
+      const auto kept = row.index_select(0, index);
+      row.fill_(kMinusInfinity).index_copy_(0, index, kept);
+    }
+    std::vector<std::int64_t> ids;
+    std::vector<float> biases;
+    for (const auto& [id, bias] : params.logit_bias) {
+      if (!in_vocabulary(id)) continue;
+      ids.push_back(id);
+      biases.push_back(bias);
+    }
+    if (ids.empty()) continue;
+    const auto index = upload(ids, all.device());
+    row.index_copy_(0, index, row.index_select(0, index) + at::tensor(biases).to(all.device()));
+  }
+  return all;
 }
 
 // Rows whose distribution is the model's at a temperature, by temperature.
@@ -252,8 +295,8 @@ SampledTokens sample(const at::Tensor& logits,
   if (std::ranges::any_of(rows, [](const auto& row) { return row.params->return_sampling_mask; }))
     drawn.kept = at::empty({static_cast<std::int64_t>(draws.shaped.size()), vocab_size},
                            fp32.dtype(at::kBool));
-  (logits.is_cuda() ? draw_on_gpu : draw_on_host)(constrained(logits, vocab_size, rows), vocab_size,
-                                                  draws, drawn);
+  const auto usable_logits = constrained(shifted(logits, vocab_size, rows), vocab_size, rows);
+  (logits.is_cuda() ? draw_on_gpu : draw_on_host)(usable_logits, vocab_size, draws, drawn);
   if (std::ranges::any_of(rows, [](const auto& row) { return row.params->return_entropy; }))
     sampled.entropies = at::empty({logits.size(0)}, fp32);
   const models::VocabularyRange range{.first = 0, .count = vocab_size};

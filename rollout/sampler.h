@@ -2,7 +2,8 @@
 // (seed, request, position): not of the other rows, and the same token on the host and on a GPU.
 //
 // Steps from the row's logits l, in fp32, NaN counting as -inf, in the order of vLLM's sampler:
-//   1. forbidden tokens: l = -inf;
+//   1. tokens that are not allowed: l = -inf; l += the token's logit_bias; forbidden tokens, and
+//      those that would complete a bad word: l = -inf;
 //   2. penalties: for tokens of prompt and answer, l = l / repetition_penalty if l > 0, else l *
 //      repetition_penalty; for those c > 0 times in the answer, l -= frequency_penalty * c and l -=
 //      presence_penalty;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <ctime>
+#include <exception>
 #include <utility>
 
 #include "serve/api/fields.h"
@@ -11,10 +12,16 @@
 namespace ferry::serve {
 namespace {
 
-constexpr std::string_view kModels = "/v1/models/";  // a model's name follows
+constexpr std::string_view kModels = "/v1/models/";         // a model's name follows
+constexpr std::size_t kLargeBody = std::size_t{128} << 10;  // a few milliseconds
 
 void answer_json(const std::shared_ptr<Exchange>& exchange, const ordered_json& value) {
   exchange->respond({.body = dump(value)});
+}
+
+// Its JSON is written where it is made.
+std::function<void(const std::shared_ptr<Exchange>&)> answer_of(const ordered_json& value) {
+  return [text = dump(value)](const auto& exchange) { exchange->respond({.body = text}); };
 }
 
 }  // namespace
@@ -74,9 +81,23 @@ bool ApiServer::is_authorized(const HttpRequest& request) const {
          });
 }
 
-void ApiServer::handle(const ExchangePtr& exchange) {
-  const auto& request = exchange->request();
+template <typename Answer>
+void ApiServer::answer_or_refuse(const ExchangePtr& exchange, const Answer& answer) {
+  const auto refuse = [&](const ApiError& error) {
+    exchange->respond({.status = error.status(), .body = error.body()});
+  };
   try {
+    answer();
+  } catch (const ApiError& error) {
+    refuse(error);
+  } catch (const Error& error) {
+    refuse(api_error(error));
+  }
+}
+
+void ApiServer::handle(const ExchangePtr& exchange) {
+  answer_or_refuse(exchange, [&] {
+    const auto& request = exchange->request();
     const auto route =
         routes().find(request.path.starts_with(kModels) ? kModels : std::string_view(request.path));
     if (route == routes().end())
@@ -89,20 +110,50 @@ void ApiServer::handle(const ExchangePtr& exchange) {
     if (!route->second.is_open && !is_authorized(request))
       throw ApiError(401, "the API key is missing or wrong", "", "invalid_api_key");
     (this->*route->second.answer)(exchange);
-  } catch (const ApiError& error) {
-    exchange->respond({.status = error.status(), .body = error.body()});
-  } catch (const Error& error) {
-    const auto shown = api_error(error);
-    exchange->respond({.status = shown.status(), .body = shown.body()});
-  }
+  });
+}
+
+void ApiServer::answer_body(const ExchangePtr& exchange,
+                            std::function<Rest(const ordered_json& body)> parse) {
+  if (exchange->request().body.size() <= kLargeBody)
+    return parse(parse_object(exchange->request().body))(exchange);
+  parsing_.post([this, exchange, parse = std::move(parse)] {
+    std::exception_ptr error;
+    Rest rest;
+    try {
+      rest = parse(parse_object(exchange->request().body));
+    } catch (...) {
+      error = std::current_exception();
+    }
+    http_.post([exchange, rest, error] {
+      if (!exchange->is_open()) return;  // the client has gone
+      try {
+        answer_or_refuse(exchange, [&] {
+          if (error) std::rethrow_exception(error);
+          rest(exchange);
+        });
+      } catch (const std::exception& other) {
+        exchange->respond({.status = 500, .body = ApiError(500, other.what()).body()});
+      }
+    });
+  });
+}
+
+ApiServer::Rest ApiServer::generation_of(GenerationRequest request) {
+  auto shared = std::make_shared<GenerationRequest>(std::move(request));
+  return [this, shared](const ExchangePtr& exchange) { generate(std::move(*shared), exchange); };
 }
 
 void ApiServer::completions(const ExchangePtr& exchange) {
-  generate(parse_completion(parse_object(exchange->request().body), model_), exchange);
+  answer_body(exchange, [this](const ordered_json& body) {
+    return generation_of(parse_completion(body, model_));
+  });
 }
 
 void ApiServer::chat_completions(const ExchangePtr& exchange) {
-  generate(parse_chat_completion(parse_object(exchange->request().body), model_), exchange);
+  answer_body(exchange, [this](const ordered_json& body) {
+    return generation_of(parse_chat_completion(body, model_));
+  });
 }
 
 void ApiServer::generate(GenerationRequest request, const ExchangePtr& exchange) {
@@ -203,7 +254,10 @@ void ApiServer::health(const ExchangePtr& exchange) {
 }
 
 void ApiServer::tokenize(const ExchangePtr& exchange) {
-  const auto body = parse_object(exchange->request().body);
+  answer_body(exchange, [this](const ordered_json& body) { return tokens_of(body); });
+}
+
+ApiServer::Rest ApiServer::tokens_of(const ordered_json& body) const {
   check_model(body, model_);
   const Fields fields(body);
   const auto& tokenizer = model_.require_tokenizer("prompt");
@@ -228,14 +282,17 @@ void ApiServer::tokenize(const ExchangePtr& exchange) {
       strings.push_back(
           tokenizer.id_to_token(static_cast<rollout::text::TokenId>(id)).value_or(""));
   }
-  answer_json(exchange, {{"count", ids.size()},
-                         {"max_model_len", model_.max_model_len},
-                         {"tokens", ids},
-                         {"token_strs", std::move(strings)}});
+  return answer_of({{"count", ids.size()},
+                    {"max_model_len", model_.max_model_len},
+                    {"tokens", ids},
+                    {"token_strs", std::move(strings)}});
 }
 
 void ApiServer::detokenize(const ExchangePtr& exchange) {
-  const auto body = parse_object(exchange->request().body);
+  answer_body(exchange, [this](const ordered_json& body) { return text_of(body); });
+}
+
+ApiServer::Rest ApiServer::text_of(const ordered_json& body) const {
   check_model(body, model_);
   const Fields fields(body);
   std::optional<std::vector<std::int64_t>> ids;
@@ -249,7 +306,7 @@ void ApiServer::detokenize(const ExchangePtr& exchange) {
   }
   const auto text =
       model_.require_tokenizer("tokens").decode(tokens, {.skip_special_tokens = false});
-  answer_json(exchange, {{"prompt", text}});
+  return answer_of({{"prompt", text}});
 }
 
 }  // namespace ferry::serve

@@ -1,5 +1,5 @@
 // The HTTP API: OpenAI's endpoints, vLLM's additions, and control of the engine. One thread parses,
-// tokenizes and writes; the engine runs on others (EngineFleet).
+// tokenizes and writes, another one parses large bodies; the engine runs on others (EngineFleet).
 #pragma once
 
 #include <chrono>
@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "serve/api/served_model.h"
+#include "serve/background.h"
 #include "serve/engine_fleet.h"
 #include "serve/generation.h"
 #include "serve/http/http_server.h"
@@ -58,11 +59,21 @@ class ApiServer {
   void handle(const ExchangePtr& exchange);
   bool is_authorized(const HttpRequest& request) const;
 
+  // The rest of an answer, on the server's thread.
+  using Rest = std::function<void(const ExchangePtr&)>;
+  // Parses a body, and answers; large bodies on a thread of their own. `parse` is thread-safe.
+  void answer_body(const ExchangePtr& exchange,
+                   std::function<Rest(const ordered_json& body)> parse);
+  template <typename Answer>
+  static void answer_or_refuse(const ExchangePtr& exchange, const Answer& answer);
+  Rest generation_of(GenerationRequest request);
   void completions(const ExchangePtr& exchange);
   void chat_completions(const ExchangePtr& exchange);
   void models(const ExchangePtr& exchange);
   void model(const ExchangePtr& exchange);
   ordered_json model_card() const;
+  Rest tokens_of(const ordered_json& body) const;
+  Rest text_of(const ordered_json& body) const;
   void tokenize(const ExchangePtr& exchange);
   void detokenize(const ExchangePtr& exchange);
   void health(const ExchangePtr& exchange);
@@ -99,6 +110,7 @@ class ApiServer {
   bool is_stopping_ = false;
   std::int64_t created_;
   HttpServer http_;
+  Background parsing_;  // of large bodies; ends before what it uses
 };
 
 }  // namespace ferry::serve

@@ -1,6 +1,9 @@
 // Endpoints of ApiServer that control the engine: vLLM's paths and options.
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <climits>
+
 #include "serve/api/fields.h"
 #include "serve/api_server.h"
 
@@ -13,6 +16,17 @@ PauseMode mode_of(const std::string& name, PauseMode otherwise) {
   if (name == "keep") return PauseMode::kKeep;
   if (name == "abort") return PauseMode::kAbort;
   throw ApiError(400, fmt::format("mode: {} is not wait, keep or abort", name), "mode");
+}
+
+// No file has such a name: the client is wrong, not the server.
+void check_path(const Fields& fields, const char* name, const std::string& path) {
+  if (path.size() >= PATH_MAX) fields.refuse(name, "is longer than a path may be");
+  if (path.find('\0') != std::string::npos) fields.refuse(name, "has a zero byte");
+  for (std::size_t begin = 0; begin < path.size();) {
+    const auto end = std::min(path.find('/', begin), path.size());
+    if (end - begin > NAME_MAX) fields.refuse(name, "has a name that is longer than one may be");
+    begin = end + 1;
+  }
 }
 
 }  // namespace
@@ -52,6 +66,9 @@ void ApiServer::update_weights(const ExchangePtr& exchange) {
   fields.read("mode", mode);
   if (source.checkpoint.empty() && source.delta.empty())
     fields.refuse("checkpoint", "is missing, and so is delta");
+  check_path(fields, "checkpoint", source.checkpoint);
+  check_path(fields, "delta", source.delta);
+  check_path(fields, "iteration", source.iteration);
   engine_.update_weights(std::move(source), mode_of(mode, PauseMode::kWait), when_done(exchange));
 }
 

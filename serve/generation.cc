@@ -37,10 +37,12 @@ Generation::Generation(GenerationRequest request,
     for (std::int64_t i = 0; i < request_.params.n; ++i) {
       const auto index = static_cast<std::int64_t>(samples_.size());
       samples_.push_back(
-          {.text = rollout::SampleText(model.tokenizer, prompt,
-                                       {.stop = request_.params.stop,
-                                        .min_tokens = request_.params.min_tokens,
-                                        .skip_special_tokens = request_.skip_special_tokens})});
+          {.text = rollout::SampleText(
+               model.tokenizer, prompt,
+               {.stop = request_.params.stop,
+                .min_tokens = request_.params.min_tokens,
+                .skip_special_tokens = request_.skip_special_tokens,
+                .include_stop_str_in_output = request_.include_stop_str_in_output})});
       samples_.back().part.index = index;
       if (request_.tool_format)
         samples_.back().tool_calls.emplace(*request_.tool_format, request_.tools);
@@ -108,6 +110,9 @@ void Generation::take_sample(Sample& sample,
   output.tokens.resize(taken.num_tokens);
   count_tokens(sample, taken.num_tokens, metrics);
   part.tokens = std::move(output.tokens);
+  if (!request_.echoes.empty() && !std::exchange(sample.has_echo, true))
+    part.text.insert(
+        0, request_.echoes[static_cast<std::size_t>(sample.part.index / request_.params.n)]);
   if (taken.stop_string) part.stop_reason = *taken.stop_string;
   if (taken.stop_token) part.stop_reason = *taken.stop_token;
   give(sample, std::move(part), metrics);

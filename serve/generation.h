@@ -55,6 +55,7 @@ class Generation {
     std::optional<rollout::text::ToolCallParser> tool_calls{};
     std::size_t num_calls = 0;
     bool has_begun = false;  // the client has a part of it
+    bool has_echo = false;   // the text begins with the prompt
     Clock::time_point last_token{};
     bool is_over = false;
   };

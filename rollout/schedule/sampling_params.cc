@@ -54,6 +54,18 @@ void SamplingParams::verify() const {
           ErrorKind::kUsage,
           "structured_outputs: are not supported with min_tokens, return_entropy and "
           "return_sampling_mask");
+  for (const auto& [id, bias] : logit_bias) {
+    check(id >= 0, "logit_bias", id, "a token id");
+    check(bias >= -100 && bias <= 100, "logit_bias", bias, "in [-100, 100]");
+  }
+  for (const auto id : allowed_token_ids) check(id >= 0, "allowed_token_ids", id, "a token id");
+  for (const auto& word : bad_words_token_ids)
+    require(!word.empty(), ErrorKind::kUsage, "bad_words: a word without tokens");
+  require(!(shifts_logits() || !bad_words_token_ids.empty()) ||
+              !(return_entropy || return_sampling_mask),
+          ErrorKind::kUsage,
+          "logit_bias: is not supported with return_entropy and return_sampling_mask, as are "
+          "allowed_token_ids and bad_words");
   require(n == 1 || !greedy(), ErrorKind::kUsage,
           "n: {} answers at temperature 0 are {} times the same", n, n);
 }

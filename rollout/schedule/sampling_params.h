@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace ferry::rollout {
@@ -30,10 +31,21 @@ struct SamplingParams {
   // The answer's format, as JSON (grammar/format.h); empty: any text. EOS and
   // stop_token_ids are drawn where the format lets the answer end, and only there.
   std::string structured_outputs{};
+  // Added to the logits of tokens, in [-100, 100]; each token once.
+  std::vector<std::pair<std::int64_t, float>> logit_bias{};
+  std::vector<std::int64_t> allowed_token_ids{};  // all tokens if empty
+  // Sequences of tokens whose last one is not drawn behind the others.
+  std::vector<std::vector<std::int64_t>> bad_words_token_ids{};
 
   bool greedy() const { return temperature == 0; }
   bool penalizes() const {
     return repetition_penalty != 1 || presence_penalty != 0 || frequency_penalty != 0;
+  }
+  // True if the model's logits are others before anything else is done.
+  bool shifts_logits() const { return !logit_bias.empty() || !allowed_token_ids.empty(); }
+  // True if a draw depends on the tokens before it, by more than the model.
+  bool looks_back() const {
+    return penalizes() || !structured_outputs.empty() || !bad_words_token_ids.empty();
   }
   // True if the draw leaves tokens out.
   bool truncates() const { return !greedy() && (top_k > 0 || top_p < 1 || min_p > 0); }

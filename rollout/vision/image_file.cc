@@ -20,6 +20,8 @@ namespace ferry::rollout {
 namespace {
 
 constexpr std::int64_t kChannels = 3;
+// Cameras and encoders write ten or so. A scan of a few bytes costs a walk over all of the image.
+constexpr int kMostScans = 100;
 
 // Rows of an image, to be written one after another.
 struct Canvas {
@@ -68,6 +70,14 @@ class Jpeg {
     };
     errors_.base.output_message = [](j_common_ptr) {};
     jpeg_create_decompress(&info_);
+    progress_.progress_monitor = [](j_common_ptr info) {
+      if (reinterpret_cast<j_decompress_ptr>(info)->input_scan_number <= kMostScans) return;
+      auto& errors = *reinterpret_cast<Errors*>(info->err);
+      std::snprintf(errors.message.data(), errors.message.size(), "has more than %d scans",
+                    kMostScans);
+      std::longjmp(errors.back, 1);  // NOLINT(cert-err52-cpp): libjpeg's way
+    };
+    info_.progress = &progress_;
     jpeg_mem_src(&info_, reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size());
     // libjpeg's own would make up an end of the image.
     info_.src->fill_input_buffer = [](j_decompress_ptr info) -> boolean {
@@ -113,6 +123,7 @@ class Jpeg {
     std::array<char, JMSG_LENGTH_MAX> message{};
   };
   Errors errors_{};
+  jpeg_progress_mgr progress_{};
   jpeg_decompress_struct info_{};
 };
 
@@ -141,6 +152,8 @@ class Png {
         [](png_structp, png_const_charp) {});
     require(png_ != nullptr, ErrorKind::kBug, "libpng {} is not the one that this was built with",
             png_get_libpng_ver(nullptr));
+    // Texts may be gigabytes that a file of megabytes unpacks to; nothing here is of use.
+    png_set_keep_unknown_chunks(png_, PNG_HANDLE_CHUNK_NEVER, nullptr, -1);
     info_ = png_create_info_struct(png_);
     require(info_ != nullptr, ErrorKind::kBug, "libpng has no memory");
     png_set_read_fn(png_, this, [](png_structp png, png_bytep to, std::size_t size) {

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <filesystem>
 #include <memory>
 #include <string_view>
@@ -28,17 +29,14 @@ void refuse_unsupported(const Fields& fields) {
     if (is_set) fields.refuse(name, "is not supported");
   };
   for (const char* name :
-       {"suffix", "logit_bias", "prompt_logprobs", "allowed_token_ids", "bad_words",
-        "guided_grammar", "guided_whitespace_pattern", "structural_tag", "functions",
-        "function_call", "truncate_prompt_tokens", "logits_processors", "audio"}) {
+       {"suffix", "prompt_logprobs", "guided_grammar", "guided_whitespace_pattern",
+        "structural_tag", "functions", "function_call", "logits_processors", "audio"}) {
     const auto* const value = fields.find(name);
     refuse_if(name, value != nullptr && !(value->is_structured() && value->empty()));
   }
-  for (const char* name : {"echo", "use_beam_search", "include_stop_str_in_output"}) {
-    bool asked = false;
-    fields.read(name, asked);
-    refuse_if(name, asked);
-  }
+  bool beams = false;
+  fields.read("use_beam_search", beams);
+  refuse_if("use_beam_search", beams);
   std::int64_t n = 1;
   fields.read("n", n);
   std::int64_t best_of = n;
@@ -64,6 +62,57 @@ void read_sampling(const Fields& fields, rollout::SamplingParams& params) {
   fields.read("min_tokens", params.min_tokens);
 }
 
+std::vector<std::int64_t> encode(const std::string& text, bool special, const ServedModel& model) {
+  const auto ids = model.require_tokenizer("prompt").encode(text, {.add_special_tokens = special});
+  return {ids.begin(), ids.end()};
+}
+
+// {"50256": -100}, by token ids; as vLLM has it, a number beyond [-100, 100] is its bound.
+void read_logit_bias(const Fields& fields,
+                     const ServedModel& model,
+                     rollout::SamplingParams& params) {
+  const auto* const biases = fields.find("logit_bias");
+  if (biases == nullptr) return;
+  if (!biases->is_object()) fields.refuse("logit_bias", "is not an object");
+  for (const auto& [key, value] : biases->items()) {
+    std::int64_t id = -1;
+    const auto* const end = key.data() + key.size();
+    const auto read = std::from_chars(key.data(), end, id);
+    if (read.ec != std::errc() || read.ptr != end || id < 0 || id >= model.vocab_size)
+      fields.refuse("logit_bias", fmt::format("{} is no token of the model", key));
+    if (!value.is_number()) fields.refuse("logit_bias", fmt::format("{} has no number", key));
+    params.logit_bias.emplace_back(id, std::clamp(value.get<float>(), -100.0F, 100.0F));
+  }
+}
+
+void read_allowed_tokens(const Fields& fields,
+                         const ServedModel& model,
+                         rollout::SamplingParams& params) {
+  if (!fields.has("allowed_token_ids")) return;
+  fields.read("allowed_token_ids", params.allowed_token_ids);
+  if (params.allowed_token_ids.empty()) fields.refuse("allowed_token_ids", "is an empty list");
+  for (const auto id : params.allowed_token_ids)
+    if (id < 0 || id >= model.vocab_size)
+      fields.refuse("allowed_token_ids", fmt::format("{} is no token of the model", id));
+}
+
+// A word has the tokens that it has at the beginning of a text, and, if they are others as many,
+// those behind a space (vLLM's SamplingParams.update_from_tokenizer).
+void read_bad_words(const Fields& fields,
+                    const ServedModel& model,
+                    rollout::SamplingParams& params) {
+  std::vector<std::string> words;
+  fields.read_strings("bad_words", words);
+  for (const auto& given : words) {
+    const auto word = given.substr(std::min(given.find_first_not_of(" \t\n\r\v\f"), given.size()));
+    if (word.empty()) fields.refuse("bad_words", "has a word without text");
+    auto alone = encode(word, false, model), behind = encode(" " + word, false, model);
+    const bool differs = behind.size() == alone.size() && behind.front() != alone.front();
+    params.bad_words_token_ids.push_back(std::move(alone));
+    if (differs) params.bad_words_token_ids.push_back(std::move(behind));
+  }
+}
+
 void read_stream(const Fields& fields, GenerationRequest& request) {
   fields.read("stream", request.stream);
   const auto* const options = fields.find("stream_options");
@@ -84,6 +133,10 @@ GenerationRequest read_common(const ordered_json& body, const ServedModel& model
   fields.read("return_token_ids", request.return_token_ids);
   fields.read("return_tokens_as_token_ids", request.return_tokens_as_token_ids);
   fields.read("skip_special_tokens", request.skip_special_tokens);
+  fields.read("include_stop_str_in_output", request.include_stop_str_in_output);
+  read_logit_bias(fields, model, request.params);
+  read_allowed_tokens(fields, model, request.params);
+  read_bad_words(fields, model, request.params);
   if (!request.params.stop.empty()) model.require_tokenizer("stop");
   if (const auto format = requested_format(fields))
     request.params.structured_outputs = checked_format(*format, model);
@@ -95,6 +148,20 @@ void ask_for_logprobs(GenerationRequest& request, std::int64_t most, const char*
     throw ApiError(400, fmt::format("{}: {} is not in [0, {}]", param, most, kMostLogprobs), param);
   request.logprobs = true;
   request.params.logprobs = most;
+}
+
+// Keeps the last tokens of prompts; -1: as many as the model takes, but for one of the answer.
+void truncate_prompts(const Fields& fields, const ServedModel& model, GenerationRequest& request) {
+  std::optional<std::int64_t> most;
+  fields.read("truncate_prompt_tokens", most);
+  if (!most) return;
+  if (*most < -1 || *most == 0 || *most > model.max_model_len)
+    fields.refuse("truncate_prompt_tokens",
+                  fmt::format("is not -1, nor in [1, {}]", model.max_model_len));
+  if (request.images) fields.refuse("truncate_prompt_tokens", "is not supported with images");
+  const auto kept = *most == -1 ? model.max_model_len - 1 : *most;
+  for (auto& prompt : request.prompts)
+    if (std::cmp_greater(prompt.size(), kept)) prompt.erase(prompt.begin(), prompt.end() - kept);
 }
 
 void check_params(const GenerationRequest& request) {
@@ -128,11 +195,6 @@ void check_length(GenerationRequest& request,
   }
   request.params.max_tokens = max_tokens.value_or(room);
   check_params(request);
-}
-
-std::vector<std::int64_t> encode(const std::string& text, bool special, const ServedModel& model) {
-  const auto ids = model.require_tokenizer("prompt").encode(text, {.add_special_tokens = special});
-  return {ids.begin(), ids.end()};
 }
 
 // A text, a list of texts, token ids, or a list of lists of token ids.
@@ -343,6 +405,31 @@ void read_tools(const Fields& fields, const ServedModel& model, GenerationReques
 
 }  // namespace
 
+namespace {
+
+void read_echo(const Fields& fields, const ServedModel& model, GenerationRequest& request) {
+  bool echo = false;
+  fields.read("echo", echo);
+  if (!echo) return;
+  if (fields.has("logprobs")) fields.refuse("echo", "is not supported with logprobs");
+  const auto& tokenizer = model.require_tokenizer("echo");
+  const auto* const prompt = fields.has("prompt_token_ids") ? nullptr : fields.find("prompt");
+  for (std::size_t i = 0; i < request.prompts.size(); ++i) {
+    const auto* const given =
+        prompt != nullptr && prompt->is_array() && i < prompt->size() ? &(*prompt)[i] : prompt;
+    if (given != nullptr && given->is_string()) {
+      request.echoes.push_back(given->get<std::string>());
+      continue;
+    }
+    const std::vector<rollout::text::TokenId> ids(request.prompts[i].begin(),
+                                                  request.prompts[i].end());
+    request.echoes.push_back(
+        tokenizer.decode(ids, {.skip_special_tokens = request.skip_special_tokens}));
+  }
+}
+
+}  // namespace
+
 GenerationRequest parse_completion(const ordered_json& body, const ServedModel& model) {
   auto request = read_common(body, model);
   const Fields fields(body);
@@ -351,6 +438,8 @@ GenerationRequest parse_completion(const ordered_json& body, const ServedModel& 
   } else {
     read_prompts(fields, model, request);
   }
+  truncate_prompts(fields, model, request);
+  read_echo(fields, model, request);
   std::optional<std::int64_t> most;
   fields.read("logprobs", most);
   if (most) ask_for_logprobs(request, *most, "logprobs");
@@ -371,6 +460,10 @@ GenerationRequest parse_chat_completion(const ordered_json& body, const ServedMo
     request.prompts.push_back(std::move(prompt.token_ids));
     request.images = std::move(prompt.images);
   }
+  truncate_prompts(fields, model, request);
+  bool echo = false;
+  fields.read("echo", echo);
+  if (echo) fields.refuse("echo", "is not supported in chats");
   read_tools(fields, model, request);
   bool logprobs = false;
   std::int64_t most = 0;

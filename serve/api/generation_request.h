@@ -24,6 +24,8 @@ struct GenerationRequest {
   bool return_token_ids = false;
   bool return_tokens_as_token_ids = false;  // in logprobs: "token_id:7" for the text
   bool skip_special_tokens = true;
+  bool include_stop_str_in_output = false;
+  std::vector<std::string> echoes{};  // the prompts' texts, if answers begin with them
   std::optional<rollout::text::ToolFormat> tool_format{};  // of calls to find in the answer
   ordered_json tools{};
   bool parallel_tool_calls = true;  // an answer may have several

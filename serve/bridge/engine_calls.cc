@@ -36,7 +36,10 @@ json params_json(const SamplingParams& params) {
           params.max_tokens,
           params.min_tokens,
           or_null(params.logprobs),
-          params.structured_outputs};
+          params.structured_outputs,
+          params.logit_bias,
+          params.allowed_token_ids,
+          params.bad_words_token_ids};
 }
 
 SamplingParams read_params(const json& list) {
@@ -58,6 +61,9 @@ SamplingParams read_params(const json& list) {
   read(params.min_tokens);
   read_optional(list.at(i++), params.logprobs);
   read(params.structured_outputs);
+  read(params.logit_bias);
+  read(params.allowed_token_ids);
+  read(params.bad_words_token_ids);
   return params;
 }
 

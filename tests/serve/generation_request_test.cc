@@ -50,6 +50,23 @@ TEST(GenerationRequest, ReadsTheSamplingOfACompletion) {
   EXPECT_EQ(params.repetition_penalty, 1.5);
 }
 
+TEST(GenerationRequest, ReadsWhatTokensMayBeDrawn) {
+  const auto request = completion(
+      R"({"prompt": [1, 2, 3], "logit_bias": {"7": -3, "49": 1000}, "allowed_token_ids": [7, 49],
+          "truncate_prompt_tokens": 2, "include_stop_str_in_output": true})");
+  EXPECT_EQ(request.params.logit_bias,
+            (std::vector<std::pair<std::int64_t, float>>{{7, -3.0F}, {49, 100.0F}}));
+  EXPECT_EQ(request.params.allowed_token_ids, (std::vector<std::int64_t>{7, 49}));
+  EXPECT_EQ(request.prompts, (std::vector<std::vector<std::int64_t>>{{2, 3}}));
+  EXPECT_TRUE(request.include_stop_str_in_output);
+  for (const char* wrong :
+       {R"("logit_bias": {"50": 1})", R"("logit_bias": {"x": 1})", R"("logit_bias": {"7 ": 1})",
+        R"("logit_bias": {"7": "1"})", R"("logit_bias": [1])", R"("allowed_token_ids": [])",
+        R"("allowed_token_ids": [50])", R"("truncate_prompt_tokens": 0)",
+        R"("truncate_prompt_tokens": 101)", R"("bad_words": ["x"])", R"("echo": true)"})
+    EXPECT_NE(error_of(fmt::format(R"({{"prompt": [1], {}}})", wrong)), "") << wrong;
+}
+
 TEST(GenerationRequest, NullIsAbsence) {
   const auto request =
       completion(R"({"prompt": [1], "max_tokens": null, "seed": null, "stop": null})");

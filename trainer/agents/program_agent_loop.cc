@@ -90,6 +90,12 @@ void refuse_fields(const serve::GenerationRequest& request, const ordered_json& 
   refuse_if(!params.structured_outputs.empty(),
             fields.has("tool_choice") ? "tool_choice" : "response_format");
   refuse_if(params.logprobs.value_or(0) > 0, request.is_chat ? "top_logprobs" : "logprobs");
+  refuse_if(!params.logit_bias.empty(), "logit_bias");
+  refuse_if(!params.allowed_token_ids.empty(), "allowed_token_ids");
+  refuse_if(!params.bad_words_token_ids.empty(), "bad_words");
+  refuse_if(!request.echoes.empty(), "echo");
+  for (const auto* const name : {"include_stop_str_in_output", "truncate_prompt_tokens"})
+    refuse_if(fields.has(name), name);
   refuse_if(fields.has("chat_template_kwargs"), "chat_template_kwargs");
   refuse_if(fields.has("documents"), "documents");
   refuse_if(fields.has("continue_final_message"), "continue_final_message");

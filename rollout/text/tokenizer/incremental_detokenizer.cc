@@ -54,7 +54,8 @@ bool IncrementalDetokenizer::cut_at_stop() {
     first = at;
     stop_reason_ = stop;
   }
-  if (stop_reason_) pending_.resize(first);
+  if (stop_reason_)
+    pending_.resize(first + (options_.include_stop_str_in_output ? stop_reason_->size() : 0));
   return stop_reason_.has_value();
 }
 

@@ -17,6 +17,7 @@ struct DetokenizerOptions {
   std::vector<std::string> stop{};  // none of them empty
   std::int64_t min_tokens = 0;      // stop strings count only after more tokens than this
   bool skip_special_tokens = true;
+  bool include_stop_str_in_output = false;  // the text ends behind a stop string
 };
 
 class IncrementalDetokenizer {

@@ -86,7 +86,8 @@ def test_an_answer_under_way_goes_on_with_new_weights_or_is_awaited(server, talk
 
 
 def test_an_update_that_does_not_fit_changes_nothing(server, expected, work):
-    assert server.post("/update_weights", 400, checkpoint=str(work / "absent"))["error"]["type"] == "invalid_request_error"
+    for path in (str(work / "absent"), "/" + "x" * 300, "x/" * 5000, "a\0b"):
+        assert server.post("/update_weights", 400, checkpoint=path)["error"]["type"] == "invalid_request_error"
     small = make_talker(work)
     config = transformers.AutoConfig.from_pretrained(small)
     config.num_hidden_layers = 3

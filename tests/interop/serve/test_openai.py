@@ -1,6 +1,7 @@
 """ferry serve with OpenAI's own client, beside transformers, and alone beside busy."""
 import concurrent.futures
 import json
+import time
 
 import openai
 import pytest
@@ -128,6 +129,55 @@ def test_stop_strings_and_stop_tokens_end_an_answer(client):
     assert (by_token.finish_reason, by_token.stop_reason) == ("stop", whole.token_ids[9])
 
 
+def test_a_request_says_which_tokens_may_be_drawn(client, tokenizer):
+    """vLLM documents logit_bias, allowed_token_ids and bad_words so."""
+    def ask(**fields):
+        return client.completions.create(model=NAME, prompt=PROMPT, max_tokens=40, seed=1, extra_body={"ignore_eos": True, "return_token_ids": True} | fields).choices[0]
+
+    free = ask()
+    assert ask(logit_bias={}).token_ids == free.token_ids
+    assert set(ask(logit_bias={"77": 100}).token_ids) == {77}
+    never = ask(logit_bias={str(free.token_ids[3]): -100}).token_ids
+    assert never[:3] == free.token_ids[:3] and free.token_ids[3] not in never
+    assert set(ask(allowed_token_ids=[5, 6, 7]).token_ids) <= {5, 6, 7}
+    pairs = [free.token_ids[i:i + 2] for i in range(39)]
+    pair = next(pair for pair in pairs if tokenizer.encode(tokenizer.decode(pair).lstrip()) == pair)
+    other = ask(bad_words=[tokenizer.decode(pair)]).token_ids
+    assert pair not in [other[i:i + 2] for i in range(39)]
+
+
+def test_an_answer_may_have_its_prompt_and_its_stop_string(client, tokenizer):
+    def ask(prompt=PROMPT, **fields):
+        return client.completions.create(model=NAME, prompt=prompt, max_tokens=40, seed=1, **fields)
+
+    alone = ask().choices[0].text
+    stop = alone[5:8]
+    assert ask(echo=True).choices[0].text == PROMPT + alone
+    assert "".join(part.choices[0].text for part in ask(echo=True, stream=True)) == PROMPT + alone
+    ids = tokenizer.encode(PROMPT)
+    assert [choice.text for choice in ask([ids, ids], echo=True).choices] == [PROMPT + alone] * 2
+    assert [choice.text for choice in ask(["A", PROMPT], echo=True, n=2).choices][2] == PROMPT + ask(n=2).choices[0].text
+    ended = ask(stop=stop, extra_body={"include_stop_str_in_output": True}).choices[0]
+    assert (ended.text, ended.stop_reason) == (alone[:alone.index(stop) + len(stop)], stop)
+    last = ask("A b c " + PROMPT, extra_body={"truncate_prompt_tokens": len(ids), "return_token_ids": True}).choices[0]
+    assert last.prompt_token_ids == tokenizer.encode("A b c " + PROMPT)[-len(ids):]
+
+
+def test_a_large_body_holds_up_nobody(server):
+    """16 MB of a prompt that is refused for its length, while others ask and are answered."""
+    large = {"model": NAME, "prompt": "word " * 3_200_000}
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        refused = [pool.submit(server.ask, "POST", path, large) for path in ("/v1/completions", "/tokenize")]
+        waited = []
+        while not all(one.done() for one in refused):
+            begin = time.monotonic()
+            assert server.ask("GET", "/health")[0] == 200
+            waited.append(time.monotonic() - begin)
+            time.sleep(0.01)
+    assert [one.result()[0] for one in refused] == [400, 200]
+    assert max(waited) < 0.5, max(waited)
+
+
 def test_several_prompts_are_several_choices(client):
     both = client.completions.create(model=NAME, prompt=["One", "Another"], n=2, max_tokens=8, seed=4)
     assert [choice.index for choice in both.choices] == [0, 1, 2, 3]
@@ -180,8 +230,10 @@ def test_ranks_that_share_layers_give_the_same_answers(server, talker):
     ({"prompt": []}, 400, "prompt"),
     ({"prompt": {"a": 1}}, 400, "prompt"),
     ({"n": 2, "temperature": 0}, 400, "n"),
-    ({"logit_bias": {"5": 3}}, 400, "logit_bias"),
-    ({"echo": True}, 400, "echo"),
+    ({"logit_bias": {"99999": 3}}, 400, "logit_bias"),
+    ({"allowed_token_ids": []}, 400, "allowed_token_ids"),
+    ({"bad_words": [" "]}, 400, "bad_words"),
+    ({"echo": True, "logprobs": 1}, 400, "echo"),
     ({"logprobs": 99}, 400, "logprobs"),
     ({"stop": [3]}, 400, "stop"),
     ({"stream_options": {"include_usage": True}}, 400, "stream_options"),

@@ -1,6 +1,8 @@
 """Images in chats of `ferry serve`, with OpenAI's own client, beside transformers (the regime of rollout/test_images.py)."""
 import base64
+import io
 import struct
+import time
 import zlib
 
 import openai
@@ -99,10 +101,38 @@ def test_updated_weights_bring_their_tower(world, peers):
             check(ask(served, shown, "what is this"), world, peers[name], "media/0.png", "what is this")
 
 
+def chunk(kind, data):
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def header(width, height):
+    return chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+
+
+def test_an_image_that_unpacks_to_more_than_it_shows_costs_nothing(world):
+    """A PNG of 4 MB whose texts are 4 GB, and a progressive JPEG of 0.2 MB, whose 5000 scans cost a walk over 4 million pixels each."""
+    from PIL import Image
+    shown = b"".join(b"\0" + bytes(3 * 56) for _ in range(40))
+    texts = chunk(b"zTXt", b"k\0\0" + zlib.compress(bytes(7_900_000), 9)) * 500
+    png = b"\x89PNG\r\n\x1a\n" + header(56, 40) + texts + chunk(b"IDAT", zlib.compress(shown)) + chunk(b"IEND", b"")
+    plain = b"\x89PNG\r\n\x1a\n" + header(56, 40) + chunk(b"IDAT", zlib.compress(shown)) + chunk(b"IEND", b"")
+    drawn = io.BytesIO()
+    Image.new("RGB", (2048, 2048)).save(drawn, "JPEG", progressive=True)
+    jpeg = drawn.getvalue()
+    last = jpeg.rindex(b"\xff\xc4")  # the table and the scan behind it
+    with serve(world / "model", "--max-model-len", 100) as served:
+        def peak():
+            return int(next(line.split()[1] for line in open(f"/proc/{served.process.pid}/status") if line.startswith("VmHWM"))) >> 10
+        expected = ask(served, data_url(plain), "what is this")[0].token_ids
+        before, begin = peak(), time.monotonic()
+        assert ask(served, data_url(png), "what is this")[0].token_ids == expected
+        with pytest.raises(openai.BadRequestError, match="more than 100 scans"):
+            ask(served, data_url(jpeg[:-2] + jpeg[last:-2] * 5000 + jpeg[-2:], "jpeg"), "what is this")
+        assert peak() < before + 500 and time.monotonic() - begin < 20
+
+
 def test_what_is_no_image_or_not_allowed_is_a_bad_request(world):
     good = url(world / "media/0.png")
-    chunk = lambda kind, data: struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-    header = lambda width, height: chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
     png = lambda width, height: b"\x89PNG\r\n\x1a\n" + header(width, height) + chunk(b"IDAT", zlib.compress(b"\0" * 1200)) + chunk(b"IEND", b"")
     with serve(world / "model", "--max-images", 3, "--max-image-pixels", 10000, "--allowed-local-media-path", world / "media",
                "--max-model-len", 100, "--max-body", "64KiB") as served:
