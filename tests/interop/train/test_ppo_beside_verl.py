@@ -1,11 +1,12 @@
 """Settings of `ferry train ppo` and `grpo` beside verl's, through whole runs: on one data parallel rank, two and four."""
+import itertools
 import json
 
 import pytest
 import torch
 
 import verl_core
-from ppo_run import ACTOR, PROMPTS, metrics, samples, settings, train, write_prompts, write_world
+from ppo_run import ACTOR, ANSWERS, APART, PROMPTS, ROLLOUT, metrics, samples, settings, train, write_prompts, write_world
 from ranks import TORCH_PROGRAM, finish, start_training
 
 pytestmark = pytest.mark.skipif(not TORCH_PROGRAM.exists(), reason="this build has no models: configure it with -Dtorch_root")
@@ -98,3 +99,26 @@ def test_groups_are_filtered_by_acc_of_a_rule_that_says_a_number(world, work):
                 "algorithm.filter_groups.metric": "acc", "algorithm.filter_groups.max_num_gen_batches": 1}
     (status, said), = finish(start_training(1, "grpo", settings(world, work / "run", **filtered)))
     assert status == 2 and f"0 of {PROMPTS} groups differ in acc after 1 batches" in said, said
+
+
+REJECTED = APART | {"trainer.one_step_off": True, "trainer.total_training_steps": 2, f"{ACTOR}.loss_agg_mode": "seq-mean-token-mean", f"{ACTOR}.optim.lr": 2e-2,
+                    "algorithm.norm_adv_by_std_in_grpo": False, "algorithm.rollout_correction.rollout_rs": "seq_mean_k1",
+                    "algorithm.rollout_correction.rollout_rs_threshold": "1.0_9.0"}
+
+
+def test_rejected_answers_count_among_those_that_a_mean_divides_by(world, work):
+    """The answers of step 2 are one update old, and about half of them are rejected. Ratios to the actor are 1 before an update, so that the loss is the
+    sum of the advantages of those that are kept, over all answers of the step, on any number of ranks."""
+    steps = []
+    for ranks in RANKS:
+        more = REJECTED | {f"{ACTOR}.ranks": list(range(ranks)), f"{ROLLOUT}.ranks": [ranks]}
+        steps.append(train(world, work / str(ranks), ranks + 1, **more)[2])
+    alone, *others = ({name: value for name, value in step.items() if name.startswith(("actor/", "rollout_corr/"))} for step in steps)
+    for other in others:
+        assert other == pytest.approx(alone, rel=1e-3, abs=1e-5)
+    rejected = alone["rollout_corr/rollout_rs_seq_masked_fraction"] * PROMPTS * ANSWERS
+    assert 0 < rejected < PROMPTS * ANSWERS and rejected == int(rejected)
+    groups = [[row["score"] for row in samples(work / "1", 2)[i:i + ANSWERS]] for i in range(0, PROMPTS * ANSWERS, ANSWERS)]
+    advantages = [score - sum(group) / ANSWERS for group in groups for score in group]
+    kept = itertools.combinations(advantages, PROMPTS * ANSWERS - int(rejected))
+    assert any(-sum(some) / (PROMPTS * ANSWERS) == pytest.approx(alone["actor/pg_loss"], abs=1e-6) for some in kept)
