@@ -239,9 +239,13 @@ ordered_json content_of(const ordered_json& content, const std::string& param, b
       has_image = true;
       continue;
     }
-    if (type != "text")
+    if (type == "refusal") {  // of an answer before
+      fields.read("refusal", one);
+    } else if (type == "text" || type == "input_text") {
+      fields.read("text", one);
+    } else {
       fields.refuse("type", sees ? "is neither \"text\" nor \"image_url\"" : "is not \"text\"");
-    fields.read("text", one);
+    }
     text += (text.empty() ? "" : "\n") + one;
   }
   return has_image ? content : ordered_json(std::move(text));

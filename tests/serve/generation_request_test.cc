@@ -80,6 +80,13 @@ TEST(GenerationRequest, AChatMayHaveAllTokensThatThereIsRoomFor) {
   EXPECT_EQ(request.params.max_tokens, 97);
 }
 
+TEST(GenerationRequest, JoinsThePartsOfAText) {
+  const auto messages = chat_messages(parse_object(
+      R"({"messages": [{"role": "assistant", "content": [{"type": "text", "text": "a"},
+          {"type": "refusal", "refusal": "no"}, {"type": "input_text", "text": "b"}]}]})"));
+  EXPECT_EQ(messages[0]["content"], "a\nno\nb");
+}
+
 TEST(GenerationRequest, NamesTheFieldThatIsWrong) {
   EXPECT_EQ(error_of(R"({"prompt": [1], "n": 1.5})"), "n: is not an integer of 64 bits");
   EXPECT_EQ(error_of(R"({"prompt": [1], "n": 18446744073709551615})"),

@@ -140,16 +140,17 @@ def test_it_learns_as_the_synchronous_run_does(world, work):
 
 
 @pytest.mark.parametrize(("mode", "expected"), [(AHEAD, [0, 1, 1, 0, 1, 1]), (ahead(2), [0, 1, 2, 0, 1, 2]), (PARTIAL, None),
-                                                (PARTIAL | {"reward_model.num_workers": 2}, None)],
-                         ids=["one step off", "two steps off", "partial", "partial, scored early"])
+                                                (PARTIAL | {"reward_model.num_workers": 2}, None), (PARTIAL | TP2 | {f"{ROLLOUT}.replicas.num": 2}, None)],
+                         ids=["one step off", "two steps off", "partial", "partial, scored early", "partial, with replicas of two ranks"])
 def test_a_killed_run_goes_on_as_if_it_had_not_been(mode, expected, world, work):
     more = mode | {"trainer.total_training_steps": 6, "checkpoint.save_freq": 3, "trainer.val_before_train": False,
                     "data.val_files": [str(world / "train.jsonl")], "trainer.test_freq": 2}
-    whole = train(world, work / "whole", 2, **more)
+    count = 1 + len(more[f"{ROLLOUT}.ranks"])
+    whole = train(world, work / "whole", count, **more)
     # Before a checkpoint nothing is answered ahead.
     assert expected is None or values(whole, STALENESS) == expected
     run = work / "run"
-    ranks = start_training(2, "grpo", settings(world, run, **more))
+    ranks = start_training(count, "grpo", settings(world, run, **more))
     until = time.monotonic() + 120
     while not ((run / "actor/iter_0000003").is_dir() and lines(run) > 2) and time.monotonic() < until:
         time.sleep(0.005)
@@ -157,7 +158,7 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(mode, expected, world, work)
         rank.send_signal(signal.SIGKILL)
     finish(ranks)
     assert len(metrics(run)) < 6
-    assert train(world, run, 2, **more) == whole
+    assert train(world, run, count, **more) == whole
 
 
 def test_a_rollout_that_dies_ends_the_run(world, work):
