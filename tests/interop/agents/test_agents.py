@@ -146,6 +146,20 @@ def test_an_asynchronous_run_is_played_again(mode, world, work):
     assert max(spans) == (2 if "data.gen_batch_size" in mode else 1)
 
 
+def test_a_partial_rollout_of_replicas_is_played_again(world, work):
+    """Two ranks share the model. Which sessions are finished first depends on replicas and tools: the journal has it."""
+    (work / "reward.py").write_text((world / "reward.py").read_text().replace("import json, sys\n", "import json, sys, time\n")
+                                    .replace("    print", "    time.sleep(.02)\n    print"))
+    more = with_tools(world) | PARTIAL | {f"{ROLLOUT}.ranks": [1, 2], f"{ROLLOUT}.tensor_model_parallel_size": 2, f"{ROLLOUT}.replicas.num": 1,
+                                          "reward_model.command": f"{sys.executable} {work / 'reward.py'}", "trainer.total_training_steps": 30}
+    first = train(world, work / "run", 3, **more)
+    answered = [json.loads(line).get("of replicas", {}) for line in (work / "run/replicas/rank1.jsonl").read_text().splitlines()]
+    assert sum(sum(of.values()) for of in answered) > 0
+    assert train(world, work / "again", 3, **more, **{f"{ROLLOUT}.agent.replay_dir": str(work / "run/sessions")}) == first
+    for folder in ("sessions", "rollouts"):
+        assert tree(work / "again" / folder) == tree(work / "run" / folder)
+
+
 def test_replicas_answer_sessions_with_tools_of_their_own(world, work):
     """The run has the bytes of one without them, and its journal plays both again. A step takes a while, so that they load within a few."""
     (work / "reward.py").write_text((world / "reward.py").read_text().replace("import json, sys\n", "import json, sys, time\n")

@@ -148,7 +148,7 @@ def test_ranks_of_a_model_share_its_replicas(world, alone, work):
     assert not (run / "replicas/rank2.jsonl").exists()  # the first rank has them
 
 
-@pytest.mark.parametrize("mesh", [{}, TP2, TP2 | {"reward_model.num_workers": 2}], ids=["whole", "tp2", "tp2, scored early"])
+@pytest.mark.parametrize("mesh", [{}, TP2 | {"reward_model.num_workers": 2}], ids=["whole", "tp2, scored early"])
 def test_partial_rollouts_have_replicas(mesh, world, partial, work):
     """The answers that go on with newer weights are the same, and stop at the same tokens, whoever draws them and whoever dies."""
     run = work / "run"
