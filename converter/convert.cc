@@ -7,6 +7,7 @@
 
 #include "converter/conversion_plan.h"
 #include "converter/digest_checkpoint.h"
+#include "converter/families/hf_config.h"
 #include "converter/proof.h"
 #include "converter/shared_work.h"
 #include "converter/write/megatron_target.h"

@@ -29,7 +29,7 @@ ImageFiles chat() {
   return std::make_shared<const std::vector<std::string>>(std::vector{png(), png()});
 }
 
-const rollout::ImageReader kReader{.config = {.shortest_edge = 32 * 32, .patch_size = 4},
+const rollout::ImageReader kReader{.config = {.shortest_edge = 1024, .patch_size = 4},
                                    .placeholder = "<i>"};
 constexpr std::int64_t kChatBytes = std::int64_t{2} * 3 * 32 * 32;
 

@@ -153,9 +153,10 @@ TEST(RunPlan, CountsTheTowerOfEveryRoleThatSees) {
                                        .deepstack_visual_indexes = {0, 2}};
   const auto linear = [](std::int64_t out, std::int64_t in) { return out * (in + 1); };
   const auto block =
-      2 * 2 * 48 + linear(144, 48) + linear(48, 48) + linear(80, 48) + linear(48, 80);
-  const auto mergers = 3 * (linear(192, 192) + linear(4096, 192)) + 2 * (48 + 192 + 192);
-  const auto tower = linear(48, 3 * 2 * 4 * 4) + 36 * 48 + 3 * block + mergers;
+      std::int64_t{2} * 2 * 48 + linear(144, 48) + linear(48, 48) + linear(80, 48) + linear(48, 80);
+  const auto mergers =
+      3 * (linear(192, 192) + linear(4096, 192)) + std::int64_t{2} * (48 + 192 + 192);
+  const auto tower = linear(48, 96) + std::int64_t{36} * 48 + 3 * block + mergers;
   const auto bytes = 2 * (tower + 8192LL * 3 * 4096);
   const auto weights = [&](const models::TransformerConfig& actor, const DeviceSpec& device,
                            std::size_t group) {
@@ -189,7 +190,7 @@ TEST(RunPlan, CountsReplicasOfTheRollout) {
     return bytes_in(plan_of(config, 1, host), "gen");
   };
   const auto none = bytes(0, false);
-  EXPECT_EQ(bytes(2, false).weights - none.weights, 3 * 2 * kParameters);
+  EXPECT_EQ(bytes(2, false).weights - none.weights, 6 * kParameters);
   EXPECT_EQ(bytes(2, false).kv_cache - none.kv_cache, 2LL << 30);
   EXPECT_EQ(bytes(0, true).weights - none.weights, 2 * kParameters);
   EXPECT_EQ(bytes(0, true).kv_cache, none.kv_cache);
