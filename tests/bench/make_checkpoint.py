@@ -5,6 +5,7 @@
     make_checkpoint.py llama-3-70b FOLDER --sparse      # files with holes: right sizes, no disk space
 """
 import argparse
+import itertools
 import json
 import os
 from pathlib import Path
@@ -22,18 +23,23 @@ SHAPES = {  # model_type, hidden, layers, heads, key-value heads, head_dim, ffn,
     "qwen3-30b-a3b-2": ("qwen3_moe", 2048, 2, 32, 4, 128, 768, 151936, False),  # its first two layers: 3.7 GB
     "gpt-oss-20b": ("gpt_oss", 2880, 24, 64, 8, 64, 2880, 201088, False),  # ffn: of one of 32 experts
     "gpt-oss-20b-4": ("gpt_oss", 2880, 4, 64, 8, 64, 2880, 201088, False),  # its first four layers: 8.9 GB
+    "gpt-oss-120b": ("gpt_oss_mxfp4", 2880, 36, 64, 8, 64, 2880, 201088, False),  # ffn: of one of 128 experts, in MXFP4 as on the hub
+    "gpt-oss-120b-4": ("gpt_oss_mxfp4", 2880, 4, 64, 8, 64, 2880, 201088, False),  # its first four layers: 9.1 GB, 28 GB of bf16
+    "gpt-oss-120b-1": ("gpt_oss_mxfp4", 2880, 1, 64, 8, 64, 2880, 201088, False),  # its first layer: 4.0 GB, 8.8 GB of bf16
     "gemma-3-4b": ("gemma3_text", 2560, 34, 8, 4, 256, 10240, 262208, True),
     "qwen3.5-35b-a3b": ("qwen3_5_moe_text", 2048, 40, 16, 2, 256, 512, 248320, False),  # ffn: of one of 256 experts
     "qwen3.5-35b-a3b-8": ("qwen3_5_moe_text", 2048, 8, 16, 2, 256, 512, 248320, False),  # its first eight layers: 15 GB
+    "qwen3.5-35b-a3b-4": ("qwen3_5_moe_text", 2048, 4, 16, 2, 256, 512, 248320, False),  # its first four: 8.7 GB
     "deepseek-v3-671b": ("deepseek_v3", 7168, 61, 128, 128, 192, 18432, 129280, False),
     "deepseek-v3-671b-4": ("deepseek_v3", 7168, 4, 128, 128, 192, 18432, 129280, False),  # three dense layers, one with experts
     "tiny-gemma-3": ("gemma3_text", 128, 6, 4, 2, 64, 256, 500, True),
+    "tiny-gpt-oss": ("gpt_oss_mxfp4", 64, 2, 4, 2, 16, 32, 2000, False),
     "tiny": ("llama", 64, 2, 4, 2, 16, 96, 500, False),
     "tiny-qwen3.5": ("qwen3_5_moe_text", 256, 4, 4, 2, 64, 128, 2000, False),
     "tiny-moe": ("qwen3_moe", 64, 2, 4, 2, 16, 32, 500, False),
 }
 QWEN3_EXPERTS = 128
-GPT_OSS_EXPERTS = 32
+GPT_OSS_EXPERTS = {"gpt_oss": 32, "gpt_oss_mxfp4": 128}
 QWEN3_5 = dict(num_experts=256, num_experts_per_tok=8, shared_expert_intermediate_size=512, linear_conv_kernel_dim=4,
                linear_key_head_dim=128, linear_num_key_heads=16, linear_value_head_dim=128, linear_num_value_heads=32)
 DEEPSEEK = dict(q_lora_rank=1536, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128, n_routed_experts=256,
@@ -57,13 +63,17 @@ def tensors(shape):
         if family == "qwen3_5_moe_text":
             yield from qwen3_5_layer(p, shape, attends=i % 4 == 3)
             continue
-        if family == "gpt_oss":
-            yield p + "mlp.experts.down_proj", [GPT_OSS_EXPERTS, ffn, hidden]
-            yield p + "mlp.experts.down_proj_bias", [GPT_OSS_EXPERTS, hidden]
-            yield p + "mlp.experts.gate_up_proj", [GPT_OSS_EXPERTS, hidden, 2 * ffn]
-            yield p + "mlp.experts.gate_up_proj_bias", [GPT_OSS_EXPERTS, 2 * ffn]
-            yield p + "mlp.router.bias", [GPT_OSS_EXPERTS]
-            yield p + "mlp.router.weight", [GPT_OSS_EXPERTS, hidden]
+        if family in GPT_OSS_EXPERTS:
+            experts = GPT_OSS_EXPERTS[family]
+            for name, rows, columns in (("down_proj", hidden, ffn), ("gate_up_proj", 2 * ffn, hidden)):
+                if family == "gpt_oss":
+                    yield f"{p}mlp.experts.{name}", [experts, columns, rows]
+                else:
+                    yield f"{p}mlp.experts.{name}_blocks", [experts, rows, columns // 32, 16], "U8"
+                    yield f"{p}mlp.experts.{name}_scales", [experts, rows, columns // 32], "E8M0"
+                yield f"{p}mlp.experts.{name}_bias", [experts, rows]
+            yield p + "mlp.router.bias", [experts]
+            yield p + "mlp.router.weight", [experts, hidden]
             yield p + "self_attn.sinks", [heads]
             yield p + "self_attn.o_proj.bias", [hidden]
         elif family == "qwen3_moe":
@@ -79,7 +89,7 @@ def tensors(shape):
             yield p + "self_attn.q_norm.weight", [dim]
             yield p + "self_attn.k_norm.weight", [dim]
         for name, rows in (("k", groups * dim), ("q", heads * dim), ("v", groups * dim)):
-            if family in ("qwen2", "gpt_oss"):
+            if family == "qwen2" or family in GPT_OSS_EXPERTS:
                 yield f"{p}self_attn.{name}_proj.bias", [rows]
             yield f"{p}self_attn.{name}_proj.weight", [rows, hidden]
         yield p + "self_attn.o_proj.weight", [hidden, heads * dim]
@@ -165,7 +175,7 @@ def deepseek_tensors(shape):
 
 
 def num_bytes(shape, dtype="BF16"):
-    n = {"BF16": 2, "F8_E4M3": 1, "F32": 4}[dtype]
+    n = {"BF16": 2, "F8_E4M3": 1, "F32": 4, "U8": 1, "E8M0": 1}[dtype]
     for size in shape:
         n *= size
     return n
@@ -175,7 +185,8 @@ def write_file(path, entries, pool):
     header, offset = {"__metadata__": {"format": "pt"}}, 0
     for name, shape, *dtype in entries:
         size = num_bytes(shape, *dtype)
-        header[name] = {"dtype": (*dtype, "BF16")[0], "shape": shape, "data_offsets": [offset, offset + size]}
+        stored = "U8" if dtype == ["E8M0"] else (*dtype, "BF16")[0]
+        header[name] = {"dtype": stored, "shape": shape, "data_offsets": [offset, offset + size]}
         offset += size
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
@@ -185,11 +196,13 @@ def write_file(path, entries, pool):
             file.truncate(8 + len(text) + offset)
             return
         written = 0
-        while written < offset:  # the pool again and again, from another place each time
-            start = (written // POOL_BYTES * 4099 * 2) % (POOL_BYTES // 2)
-            part = memoryview(pool)[start:start + min(offset - written, POOL_BYTES // 2)]
-            file.write(part)
-            written += len(part)
+        for kind, group in itertools.groupby(entries, lambda entry: entry[2:] == ("E8M0",)):
+            end = written + sum(num_bytes(*entry[1:]) for entry in group)
+            while written < end:  # the pool again and again, from another place each time
+                start = (written // POOL_BYTES * 4099 * 2) % (POOL_BYTES // 2)
+                part = memoryview(pool[kind])[start:start + min(end - written, POOL_BYTES // 2)]
+                file.write(part)
+                written += len(part)
 
 
 def weights(size):
@@ -200,28 +213,40 @@ def weights(size):
     return bits.to_bytes(size, "little")
 
 
+def exponents(size):
+    """Random scales of blocks, 2^-10 to 2^-7."""
+    return os.urandom(size).translate(bytes(117 + byte % 4 for byte in range(256)))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--sparse", action="store_true")
+    parser.add_argument("--experts", type=int, help="of a layer of Qwen3.5 or GPT-OSS, instead of the shape's own")
     options = parser.parse_args()
+    if options.experts:
+        QWEN3_5.update(num_experts=options.experts)
+        GPT_OSS_EXPERTS.update(dict.fromkeys(GPT_OSS_EXPERTS, options.experts))
     shape = SHAPES[options.shape]
     family, hidden, layers, heads, groups, dim, ffn, vocab, tied = shape
     options.folder.mkdir(parents=True, exist_ok=True)
-    config = {"model_type": family, "hidden_act": "silu", "hidden_size": hidden, "num_hidden_layers": layers,
+    config = {"model_type": family.removesuffix("_mxfp4"), "hidden_act": "silu", "hidden_size": hidden, "num_hidden_layers": layers,
               "num_attention_heads": heads, "num_key_value_heads": groups, "head_dim": dim, "intermediate_size": ffn,
               "vocab_size": vocab, "tie_word_embeddings": tied, "rms_norm_eps": 1e-6, "rope_theta": 500000.0,
               "max_position_embeddings": 32768, "dtype": "bfloat16"}
     if family == "qwen3_moe":
         config.update(num_experts=QWEN3_EXPERTS, moe_intermediate_size=ffn, num_experts_per_tok=8, norm_topk_prob=True,
                       decoder_sparse_step=1, mlp_only_layers=[], intermediate_size=6144)
-    if family == "gpt_oss":
-        config.update(architectures=["GptOssForCausalLM"], num_local_experts=GPT_OSS_EXPERTS, num_experts_per_tok=4, attention_bias=True,
-                      sliding_window=128, layer_types=["sliding_attention", "full_attention"] * (layers // 2), rms_norm_eps=1e-5,
+    if family in GPT_OSS_EXPERTS:
+        config.update(architectures=["GptOssForCausalLM"], num_local_experts=GPT_OSS_EXPERTS[family], num_experts_per_tok=4, attention_bias=True,
+                      sliding_window=128, layer_types=[("full" if i % 2 else "sliding") + "_attention" for i in range(layers)], rms_norm_eps=1e-5,
                       max_position_embeddings=131072, swiglu_limit=7.0, rope_theta=150000.0,
                       rope_scaling={"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
                                     "original_max_position_embeddings": 4096})
+    if family == "gpt_oss_mxfp4":
+        config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": [
+            "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]}
     if family == "gemma3_text":
         del config["hidden_act"], config["rope_theta"]
         turns = {"rope_type": "default", "rope_theta": 1000000.0}
@@ -246,7 +271,7 @@ def main():
             size = 0
         files[-1].append(entry)
         size += num_bytes(*entry[1:])
-    pool = None if options.sparse else weights(POOL_BYTES)
+    pool = None if options.sparse else {False: weights(POOL_BYTES), True: exponents(POOL_BYTES)}
     weight_map = {}
     for i, entries in enumerate(files):
         name = "model.safetensors" if len(files) == 1 else f"model-{i + 1:05d}-of-{len(files):05d}.safetensors"

@@ -21,6 +21,7 @@ Modules that Megatron-Bridge imports and does not need here are empty, and so ar
 """
 import argparse
 import contextlib
+import glob
 import hashlib
 import json
 import os
@@ -38,8 +39,11 @@ from weight_mapping import describe
 
 def has_prediction(folder):
     from safetensors import safe_open
-    with safe_open(folder + "/model.safetensors", "pt") as file:
-        return any(name.startswith("mtp.") for name in file.keys())
+    for path in glob.glob(folder + "/*.safetensors"):
+        with safe_open(path, "pt") as file:
+            if any(name.startswith("mtp.") for name in file.keys()):
+                return True
+    return False
 
 
 def name_heads_of_global_layers(config):
@@ -51,7 +55,7 @@ def name_heads_of_global_layers(config):
         text.global_head_dim, text.num_global_key_value_heads = layer.head_dim, layer.num_key_value_heads
 
 
-def make_model(folder):
+def empty_model(folder):
     from megatron.core import parallel_state
     from megatron.core.tensor_parallel import random
     parallel_state.initialize_model_parallel(1, 1)
@@ -79,15 +83,11 @@ def make_model(folder):
     model = provider.provide(pre_process=True, post_process=True)
     for parameter in model.parameters():
         parameter.data = parameter.data.to(torch.bfloat16)
-    bridge.load_hf_weights([model])
     return bridge, model
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("hf")
-    parser.add_argument("out")
-    options = parser.parse_args()
+def begin():
+    """Readies this process for Megatron-Bridge, before it is imported."""
     os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=os.environ.get("MASTER_PORT", "29617"),
                       NVTE_ALLOW_NONDETERMINISTIC_ALGO="0")
     typing.override = getattr(typing, "override", lambda method: method)  # Python 3.11 lacks it
@@ -96,7 +96,16 @@ def main():
     install_mamba_stub()
     install_empty_modules()
     torch.distributed.init_process_group("gloo", rank=0, world_size=1)
-    bridge, model = make_model(options.hf)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("hf")
+    parser.add_argument("out")
+    options = parser.parse_args()
+    begin()
+    bridge, model = empty_model(options.hf)
+    bridge.load_hf_weights([model])
     from megatron.core import dist_checkpointing
     with tempfile.TemporaryDirectory() as folder:
         dist_checkpointing.save(model.sharded_state_dict(), folder)

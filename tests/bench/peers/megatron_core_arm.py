@@ -3,7 +3,7 @@ import json
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "interop"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "interop"))
 sys.path.insert(0, sys.argv[1])
 
 
