@@ -150,11 +150,15 @@ class Answer:
             handler.close_connection = True
 
 
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128  # the connections of a client with 16 threads at once: of one that finds no place here, the kernel asks again after a second
+
+
 @contextmanager
 def serve(handler, certificate=None, **state):
     """-> the server, whose `url` it answers at: HTTPS with a certificate, a file of it and its key"""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.daemon_threads = True
+    server = Server(("127.0.0.1", 0), handler)
     server.url = f"{'https' if certificate else 'http'}://127.0.0.1:{server.server_port}"
     if certificate:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
