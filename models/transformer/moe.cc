@@ -275,8 +275,13 @@ bool Experts::takes_few(const at::Tensor& choices) const {
          few_choices_supported(weights(), choices.numel());
 }
 
-at::Tensor Experts::forward_few(const at::Tensor& x, const at::Tensor& choices) const {
-  return apply_experts_to_few(x, choices, weights());
+at::Tensor Experts::forward_few(const at::Tensor& x,
+                                const at::Tensor& choices,
+                                const at::Tensor& of_choices) const {
+  const auto all = weights();
+  if (few_tokens_supported(all, choices))
+    return apply_experts_to_few_tokens(x, choices, of_choices, all);
+  return combine_choices(apply_experts_to_few(x, choices, all), {}, of_choices);
 }
 
 ExpertWeights Experts::weights() const {
@@ -351,20 +356,22 @@ at::Tensor MoELayer::compute_own_experts(const at::Tensor& mine, const RouterCho
     };
   }
   const auto routing = router_.generate(x, of_all);
-  at::Tensor inverse;
-  at::Tensor results;
+  const auto sum_over_ranks = [&](const at::Tensor& part) {
+    if (gathers) return ep.reduce_scatter(part);
+    if (tp.size() == 1) return part;
+    return bitwise ? gather_from_tensor_model_parallel_region(part, etp, /*replicated=*/true)
+                   : tp.all_reduce(part);
+  };
+  if (experts_.takes_few(routing.experts))
+    return sum_over_ranks(experts_.forward_few(x, routing.experts, routing.weights));
+  const auto local = setup_.config.num_moe_experts / ep.size();
+  const auto places = expert_order(routing.experts.reshape({-1}), {ep.rank() * local, local});
+  const auto topk = setup_.config.moe_router_topk;
+  const auto& inverse = places.inverse;
+  const auto results =
+      experts_.forward(RowsOfChoices::apply(x, places.order, inverse, topk), places.ends);
   at::Tensor end;  // of the rows that this rank has computed
-  if (experts_.takes_few(routing.experts)) {
-    results = experts_.forward_few(x, routing.experts);
-  } else {
-    const auto local = setup_.config.num_moe_experts / ep.size();
-    const auto places = expert_order(routing.experts.reshape({-1}), {ep.rank() * local, local});
-    const auto topk = setup_.config.moe_router_topk;
-    const auto rows = RowsOfChoices::apply(x, places.order, places.inverse, topk);
-    results = experts_.forward(rows, places.ends);
-    inverse = places.inverse;
-    if (ep.size() > 1) end = places.ends.narrow(0, local - 1, 1);
-  }
+  if (ep.size() > 1) end = places.ends.narrow(0, local - 1, 1);
   if (ep.size() > 1 && bitwise) {
     // One rank has each choice's result, so that the sum over ranks is exact.
     const auto of_choices =
@@ -374,11 +381,7 @@ at::Tensor MoELayer::compute_own_experts(const at::Tensor& mine, const RouterCho
     return combine_choices(
         whole, {}, gathers ? routing.weights.narrow(0, ep.rank() * rows, rows) : routing.weights);
   }
-  const auto part = combine_choices(results, inverse, routing.weights, end);
-  if (gathers) return ep.reduce_scatter(part);
-  if (tp.size() == 1) return part;
-  return bitwise ? gather_from_tensor_model_parallel_region(part, etp, /*replicated=*/true)
-                 : tp.all_reduce(part);
+  return sum_over_ranks(combine_choices(results, inverse, routing.weights, end));
 }
 
 at::Tensor MoELayer::route_and_compute(const at::Tensor& x, const RouterChoice& choice) const {

@@ -34,10 +34,13 @@ class Experts {
   // hidden/etp], in kBitwise.
   at::Tensor forward(const at::Tensor& rows, const at::Tensor& ends) const;
 
-  // The same for so few choices [tokens, topk] that reading the weights takes all the time, in
-  // kFast without gradients: x [tokens, hidden] -> [choices, hidden], in the order of the choices.
+  // The sums over each token's choices of the same, for so few choices [tokens, topk] that reading
+  // the weights takes all the time, in kFast without gradients: x [tokens, hidden], of_choices
+  // [tokens, topk] -> [tokens, hidden].
   bool takes_few(const at::Tensor& choices) const;
-  at::Tensor forward_few(const at::Tensor& x, const at::Tensor& choices) const;
+  at::Tensor forward_few(const at::Tensor& x,
+                         const at::Tensor& choices,
+                         const at::Tensor& of_choices) const;
 
  private:
   at::Tensor activated(const at::Tensor& gate_up) const;

@@ -34,9 +34,9 @@ at::Tensor TopKRouter::limit_to_groups(const at::Tensor& scores,
   return scores.masked_fill(of_experts.to(at::kBool).logical_not(), hidden);
 }
 
-bool TopKRouter::chooses_in_one_kernel(const at::Tensor& logits) const {
-  return logits.is_cuda() && setup_.alignment() == Alignment::kFast &&
-         setup_.config.family != "mixtral" && logits.size(1) <= kMostChosenFrom;
+bool TopKRouter::chooses_in_one_kernel(const at::Tensor& x) const {
+  return x.is_cuda() && setup_.alignment() == Alignment::kFast &&
+         setup_.config.family != "mixtral" && weight_.size(0) <= kMostChosenFrom;
 }
 
 Routing TopKRouter::generate(const at::Tensor& x, const RouterChoice& choice) const {
@@ -77,18 +77,22 @@ Routing TopKRouter::route(const at::Tensor& x, const at::Tensor& given, bool gen
     return routing;
   }
   if (!config.routes_in_fp32()) {  // Mixtral, Qwen2-MoE, Qwen3-MoE
+    const bool normalize = !config.moe_router_pre_softmax;
+    const bool one_kernel = generates && !replays && chooses_in_one_kernel(x);
+    if (one_kernel && few_routed_supported(x, weight_)) {
+      auto [experts, weights] = route_few(x, weight_, topk, normalize);
+      return {.experts = experts, .weights = weights};
+    }
     routing.logits = linear(x, weight_, {}, setup_.alignment());
-    if (generates && !replays && chooses_in_one_kernel(routing.logits)) {
-      auto [experts, weights] =
-          choose_experts(routing.logits, topk, !config.moe_router_pre_softmax);
+    if (one_kernel) {
+      auto [experts, weights] = choose_experts(routing.logits, topk, normalize);
       return {.experts = experts, .weights = weights, .logits = routing.logits};
     }
     const auto scores = at::softmax(routing.logits, -1, at::kFloat);
     const auto [best, chosen] = at::topk(scores, topk, -1);
     routing.experts = experts_for(chosen);
     routing.weights = replays ? scores.gather(1, routing.experts) : best;
-    if (!config.moe_router_pre_softmax)
-      routing.weights = routing.weights / routing.weights.sum(-1, /*keepdim=*/true);
+    if (normalize) routing.weights = routing.weights / routing.weights.sum(-1, /*keepdim=*/true);
     if (config.family != "mixtral") routing.weights = routing.weights.to(x.scalar_type());
     return routing;
   }

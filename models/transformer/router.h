@@ -13,7 +13,7 @@ namespace ferry::models {
 struct Routing {
   at::Tensor experts{};  // [tokens, topk], int64
   at::Tensor weights{};  // [tokens, topk], of the model's dtype or fp32, as the family has it
-  at::Tensor logits{};   // [tokens, experts]
+  at::Tensor logits{};   // [tokens, experts]; undefined where a kernel keeps them
 };
 
 class TopKRouter {
@@ -35,7 +35,7 @@ class TopKRouter {
                              double hidden) const;
 
   // In kFast, where weights have the logits' dtype.
-  bool chooses_in_one_kernel(const at::Tensor& logits) const;
+  bool chooses_in_one_kernel(const at::Tensor& x) const;
 
   const ModelSetup& setup_;
   at::Tensor weight_, bias_, expert_bias_;

@@ -1,4 +1,5 @@
 #include "models/kernels/cuda/cuda_element.cuh"
+#include "models/kernels/experts/choose_for.cuh"
 #include "models/kernels/experts/expert_launch.h"
 
 namespace ferry::models::launch {
@@ -118,75 +119,15 @@ __global__ void combine(const T* results,
   }
 }
 
-constexpr int kMostOfLane = 16;  // logits
-
 // A warp chooses for one token.
 template <typename T>
 __global__ void choose(
     const T* logits, std::int64_t* experts, T* weights, ChoicesShape shape, bool normalize) {
-  const int lane = static_cast<int>(threadIdx.x);
   const std::int64_t token = static_cast<std::int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
   release_dependents();
   wait_for_inputs();
-  if (token >= shape.tokens) return;
-  const int num_experts = static_cast<int>(shape.experts);
-  float values[kMostOfLane];
-  float largest = -INFINITY;
-#pragma unroll
-  for (int i = 0; i < kMostOfLane; ++i) {
-    const int expert = i * kLanes + lane;
-    values[i] = expert < num_experts ? widen(logits[token * num_experts + expert]) : -INFINITY;
-    largest = fmaxf(largest, values[i]);
-  }
-  for (int offset = kLanes / 2; offset > 0; offset /= 2)
-    largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, offset));
-  float sum = 0;
-#pragma unroll
-  for (int i = 0; i < kMostOfLane; ++i) {
-    values[i] = ::expf(values[i] - largest);
-    sum += values[i];
-  }
-  for (int offset = kLanes / 2; offset > 0; offset /= 2)
-    sum += __shfl_xor_sync(kAllLanes, sum, offset);
-    // -1 for experts that are not, or are chosen.
-#pragma unroll
-  for (int i = 0; i < kMostOfLane; ++i)
-    values[i] = i * kLanes + lane < num_experts ? __fdiv_rn(values[i], sum) : -1.0F;
-
-  const int topk = static_cast<int>(shape.topk);
-  float of_lane = 0;  // the probability of choice `lane`
-  int chosen = 0;
-  float of_chosen = 0;
-  for (int choice = 0; choice < topk; ++choice) {
-    float best = -1;
-    int where = 0;
-#pragma unroll
-    for (int i = 0; i < kMostOfLane; ++i) {
-      if (values[i] > best) {
-        best = values[i];
-        where = i * kLanes + lane;
-      }
-    }
-    for (int offset = kLanes / 2; offset > 0; offset /= 2) {
-      const float other = __shfl_xor_sync(kAllLanes, best, offset);
-      const int there = __shfl_xor_sync(kAllLanes, where, offset);
-      if (other > best || (other == best && there < where)) {
-        best = other;
-        where = there;
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < kMostOfLane; ++i)
-      if (i * kLanes + lane == where) values[i] = -1;
-    if (lane == choice) {
-      of_lane = best;
-      chosen = where;
-    }
-    of_chosen += best;
-  }
-  if (lane >= topk) return;
-  experts[token * topk + lane] = chosen;
-  weights[token * topk + lane] = narrow<T>(normalize ? __fdiv_rn(of_lane, of_chosen) : of_lane);
+  if (token < shape.tokens)
+    choose_for<kMostOfLane>(token, logits, experts, weights, shape, normalize);
 }
 
 }  // namespace

@@ -66,4 +66,37 @@ cudaError_t expert_rows(const void* x,
                         FewRowsShape shape,
                         cudaStream_t stream);
 
+// expert_rows() for few tokens: an expert is read once for each token that chose it. First the
+// gated product of a row for each token, then the other with combine_choices() of it, y [tokens,
+// columns].
+bool few_tokens_supported(const FewRowsShape& shape);
+cudaError_t gated_expert_rows(const void* x,
+                              const std::int64_t* choices,
+                              const void* weights,
+                              const void* biases,  // or null
+                              void* y,
+                              FewRowsShape shape,
+                              cudaStream_t stream);
+cudaError_t combined_expert_rows(const void* x,
+                                 const std::int64_t* choices,
+                                 const void* weights,
+                                 const void* biases,      // or null
+                                 const void* of_choices,  // [tokens, topk]
+                                 void* y,
+                                 FewRowsShape shape,
+                                 Element of_weights,  // of `of_choices`
+                                 cudaStream_t stream);
+
+// The logits of few tokens, x [tokens, hidden] by weight [experts, hidden], all in bf16, and
+// choose_experts() of them.
+cudaError_t route_few(const void* x,
+                      const void* weight,
+                      void* logits,  // [tokens, experts]
+                      std::int64_t* experts,
+                      void* weights,
+                      ChoicesShape shape,
+                      std::int64_t hidden,
+                      bool normalize,
+                      cudaStream_t stream);
+
 }  // namespace ferry::models::launch

@@ -1,40 +1,15 @@
 #include "models/kernels/cuda/cuda_element.cuh"
 #include "models/kernels/cuda/gated_units.cuh"
+#include "models/kernels/cuda/weight_lines.cuh"
 #include "models/kernels/experts/expert_launch.h"
 
 namespace ferry::models::launch {
 namespace {
 
-using Bf16 = __nv_bfloat16;
-
 constexpr int kWarps = 8;
 constexpr int kMostChoices = 512;
-constexpr int kWide = 8;               // numbers of one load
-constexpr int kStep = kWide * kLanes;  // of a warp's load
-constexpr int kMostRows = 8;           // rows that share a reading of the weights
+constexpr int kMostRows = 8;  // rows that share a reading of the weights
 constexpr std::int64_t kSharedBytes = 48 << 10;
-constexpr unsigned kAllLanes = 0xffffffff;
-
-__device__ uint4 load_once(const Bf16* from) {  // weights are not read again soon
-  uint4 value;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
-               : "l"(from));
-  return value;
-}
-
-__device__ void fetch(const void* from) {  // into the second cache
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
-}
-
-__device__ void unpack(uint4 packed, float (&values)[kWide]) {
-  const std::uint32_t pairs[4] = {packed.x, packed.y, packed.z, packed.w};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    values[2 * i] = __uint_as_float(pairs[i] << 16);
-    values[2 * i + 1] = __uint_as_float(pairs[i] & 0xffff0000U);
-  }
-}
 
 // Columns of a warp: gated ones are two lines of weights each.
 template <bool kGated>
@@ -86,9 +61,7 @@ __device__ void multiply(const Bf16* rows,
 #pragma unroll
   for (int line = 0; line < kLines<kGated>; ++line)
 #pragma unroll
-    for (int row = 0; row < kRows; ++row)
-      for (int offset = kLanes / 2; offset > 0; offset /= 2)
-        sums[line][row] += __shfl_xor_sync(kAllLanes, sums[line][row], offset);
+    for (int row = 0; row < kRows; ++row) sums[line][row] = sum_over_lanes(sums[line][row]);
   if (lane != 0) return;
   const auto plus_bias = [bias](float sum, int line) {
     const float product = rounded<Bf16>(sum);

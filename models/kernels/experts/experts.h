@@ -54,6 +54,15 @@ struct ChosenExperts {
 inline constexpr std::int64_t kMostChosenFrom = 512;
 ChosenExperts choose_experts(const at::Tensor& logits, std::int64_t topk, bool normalize);
 
+// choose_experts() of x [tokens, hidden] times weight [experts, hidden], both bf16 on a GPU, in one
+// kernel, for at most kMostFewTokens tokens. Not differentiable.
+inline constexpr std::int64_t kMostFewTokens = 4;
+bool few_routed_supported(const at::Tensor& x, const at::Tensor& weight);
+ChosenExperts route_few(const at::Tensor& x,
+                        const at::Tensor& weight,
+                        std::int64_t topk,
+                        bool normalize);
+
 // Feed-forward layers of experts, in bf16.
 struct ExpertWeights {
   at::Tensor fc1{};                      // [experts, 2 * ffn, hidden]
@@ -74,5 +83,14 @@ bool few_choices_supported(const ExpertWeights& weights, std::int64_t choices);
 at::Tensor apply_experts_to_few(const at::Tensor& x,
                                 const at::Tensor& experts,
                                 const ExpertWeights& weights);
+
+// combine_choices() of it with the same bits, [tokens, hidden], for at most kMostFewTokens tokens
+// that are unlikely to share experts: a layer of two kernels, which read an expert once for each
+// token. of_choices [tokens, topk].
+bool few_tokens_supported(const ExpertWeights& weights, const at::Tensor& experts);
+at::Tensor apply_experts_to_few_tokens(const at::Tensor& x,
+                                       const at::Tensor& experts,
+                                       const at::Tensor& of_choices,
+                                       const ExpertWeights& weights);
 
 }  // namespace ferry::models

@@ -15,10 +15,25 @@ at::Tensor combine_choices_cuda(const at::Tensor&,
 ChosenExperts choose_experts(const at::Tensor&, std::int64_t, bool) {
   no_cuda();
 }
+bool few_routed_supported(const at::Tensor&, const at::Tensor&) {
+  return false;
+}
+ChosenExperts route_few(const at::Tensor&, const at::Tensor&, std::int64_t, bool) {
+  no_cuda();
+}
 bool few_choices_supported(const ExpertWeights&, std::int64_t) {
   return false;
 }
 at::Tensor apply_experts_to_few(const at::Tensor&, const at::Tensor&, const ExpertWeights&) {
+  no_cuda();
+}
+bool few_tokens_supported(const ExpertWeights&, const at::Tensor&) {
+  return false;
+}
+at::Tensor apply_experts_to_few_tokens(const at::Tensor&,
+                                       const at::Tensor&,
+                                       const at::Tensor&,
+                                       const ExpertWeights&) {
   no_cuda();
 }
 

@@ -22,6 +22,33 @@ launch::ChoicesShape shape_of(const at::Tensor& of_choices, std::int64_t experts
   return {.tokens = of_choices.size(0), .topk = of_choices.size(1), .experts = experts};
 }
 
+const void* data_or_null(const at::Tensor& values) {
+  return values.defined() ? values.const_data_ptr() : nullptr;
+}
+
+// Of the gated product, and of the one behind it.
+launch::FewRowsShape gated_shape(const at::Tensor& choices, const ExpertWeights& weights) {
+  launch::FewRowsShape shape{.choices = shape_of(choices, weights.fc1.size(0)),
+                             .in = weights.fc1.size(2),
+                             .columns = weights.fc2.size(2),
+                             .gated = true,
+                             .of_tokens = true,
+                             .quick = weights.quick.has_value()};
+  if (const auto& quick = weights.quick) {
+    constexpr float kUnlimited = std::numeric_limits<float>::infinity();
+    shape.clamp = quick->clamp ? static_cast<float>(*quick->clamp) : kUnlimited;
+    shape.offset = static_cast<float>(quick->offset);
+  }
+  return shape;
+}
+launch::FewRowsShape second_shape(launch::FewRowsShape shape, const ExpertWeights& weights) {
+  shape.in = weights.fc2.size(2);
+  shape.columns = weights.fc2.size(1);
+  shape.gated = false;
+  shape.of_tokens = false;
+  return shape;
+}
+
 }  // namespace
 
 ExpertOrder expert_order_cuda(const at::Tensor& choices, OwnExperts range) {
@@ -72,6 +99,31 @@ ChosenExperts choose_experts(const at::Tensor& logits, std::int64_t topk, bool n
   return chosen;
 }
 
+bool few_routed_supported(const at::Tensor& x, const at::Tensor& weight) {
+  return x.is_cuda() && x.scalar_type() == at::kBFloat16 && x.size(0) <= kMostFewTokens &&
+         weight.scalar_type() == at::kBFloat16 && weight.is_contiguous() &&
+         weight.size(0) <= kMostChosenFrom && launch::few_rows_supported(weight.size(1));
+}
+
+ChosenExperts route_few(const at::Tensor& x,
+                        const at::Tensor& weight,
+                        std::int64_t topk,
+                        bool normalize) {
+  const c10::cuda::CUDAGuard device(x.device());
+  const auto rows = x.contiguous();
+  const auto logits = at::empty({rows.size(0), weight.size(0)}, rows.options());
+  ChosenExperts chosen{
+      .experts = at::empty({rows.size(0), topk}, rows.options().dtype(at::kLong)),
+      .weights = at::empty({rows.size(0), topk}, rows.options()),
+  };
+  if (rows.size(0) == 0) return chosen;
+  check(launch::route_few(
+      rows.const_data_ptr(), weight.const_data_ptr(), logits.mutable_data_ptr(),
+      chosen.experts.mutable_data_ptr<std::int64_t>(), chosen.weights.mutable_data_ptr(),
+      shape_of(chosen.experts, weight.size(0)), weight.size(1), normalize, stream()));
+  return chosen;
+}
+
 bool few_choices_supported(const ExpertWeights& weights, std::int64_t choices) {
   const auto& [fc1, fc2, fc1_bias, fc2_bias, quick] = weights;
   return fc1.is_cuda() && fc1.scalar_type() == at::kBFloat16 && choices <= kMostFewChoices &&
@@ -86,32 +138,51 @@ at::Tensor apply_experts_to_few(const at::Tensor& x,
   const auto& [fc1, fc2, fc1_bias, fc2_bias, quick] = weights;
   const auto rows = x.contiguous();
   const auto choices = experts.contiguous();
-  launch::FewRowsShape shape{.choices = shape_of(choices, fc1.size(0)),
-                             .in = fc1.size(2),
-                             .columns = fc2.size(2),
-                             .gated = true,
-                             .of_tokens = true,
-                             .quick = quick.has_value()};
-  if (quick) {
-    constexpr float kUnlimited = std::numeric_limits<float>::infinity();
-    shape.clamp = quick->clamp ? static_cast<float>(*quick->clamp) : kUnlimited;
-    shape.offset = static_cast<float>(quick->offset);
-  }
+  const auto shape = gated_shape(choices, weights);
   auto hidden = at::empty({choices.numel(), shape.columns}, rows.options());
   auto y = at::empty({choices.numel(), fc2.size(1)}, rows.options());
   if (choices.numel() == 0) return y;
   const auto* const numbers = choices.const_data_ptr<std::int64_t>();
-  const auto bias = [](const at::Tensor& values) {
-    return values.defined() ? values.const_data_ptr() : nullptr;
-  };
-  check(launch::expert_rows(rows.const_data_ptr(), numbers, fc1.const_data_ptr(), bias(fc1_bias),
-                            hidden.mutable_data_ptr(), shape, stream()));
-  shape.in = fc2.size(2);
-  shape.columns = fc2.size(1);
-  shape.gated = false;
-  shape.of_tokens = false;
-  check(launch::expert_rows(hidden.const_data_ptr(), numbers, fc2.const_data_ptr(), bias(fc2_bias),
-                            y.mutable_data_ptr(), shape, stream()));
+  check(launch::expert_rows(rows.const_data_ptr(), numbers, fc1.const_data_ptr(),
+                            data_or_null(fc1_bias), hidden.mutable_data_ptr(), shape, stream()));
+  check(launch::expert_rows(hidden.const_data_ptr(), numbers, fc2.const_data_ptr(),
+                            data_or_null(fc2_bias), y.mutable_data_ptr(),
+                            second_shape(shape, weights), stream()));
+  return y;
+}
+
+// With more choices for an expert, reading it once for all of them is faster
+// (tests/bench/kernels/experts_bench.cc).
+bool few_tokens_supported(const ExpertWeights& weights, const at::Tensor& experts) {
+  constexpr std::int64_t kExpertsForAChoice = 4;
+  const auto choices = experts.numel();
+  return experts.size(0) <= kMostFewTokens &&
+         (experts.size(0) == 1 || kExpertsForAChoice * choices <= weights.fc1.size(0)) &&
+         few_choices_supported(weights, choices) &&
+         launch::few_tokens_supported(gated_shape(experts, weights));
+}
+
+at::Tensor apply_experts_to_few_tokens(const at::Tensor& x,
+                                       const at::Tensor& experts,
+                                       const at::Tensor& of_choices,
+                                       const ExpertWeights& weights) {
+  const c10::cuda::CUDAGuard device(x.device());
+  const auto& [fc1, fc2, fc1_bias, fc2_bias, quick] = weights;
+  const auto rows = x.contiguous();
+  const auto choices = experts.contiguous();
+  const auto weighed = of_choices.contiguous();
+  const auto shape = gated_shape(choices, weights);
+  auto hidden = at::empty({choices.numel(), shape.columns}, rows.options());
+  auto y = at::empty({rows.size(0), fc2.size(1)}, rows.options());
+  if (choices.numel() == 0) return y;
+  const auto* const numbers = choices.const_data_ptr<std::int64_t>();
+  check(launch::gated_expert_rows(rows.const_data_ptr(), numbers, fc1.const_data_ptr(),
+                                  data_or_null(fc1_bias), hidden.mutable_data_ptr(), shape,
+                                  stream()));
+  check(launch::combined_expert_rows(hidden.const_data_ptr(), numbers, fc2.const_data_ptr(),
+                                     data_or_null(fc2_bias), weighed.const_data_ptr(),
+                                     y.mutable_data_ptr(), second_shape(shape, weights),
+                                     expert_element(weighed), stream()));
   return y;
 }
 

@@ -1,6 +1,7 @@
 // experts_bench [EXPERTS HIDDEN FFN TOPK [biases]]: the kernels of a mixture of experts on a GPU
-// for 1 to 4,096 tokens, in microseconds: choosing, sorting, the products of few rows, the grouped
-// products, combining. GB/s are of the weights of the experts that are chosen.
+// for 1 to 4,096 tokens, in microseconds: choosing with its product, both in one kernel, sorting,
+// the products of few rows, these summed, the grouped products, combining. GB/s are of the weights
+// of the experts that are chosen.
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/cuda/CUDAStream.h>
@@ -48,7 +49,9 @@ void run(std::int64_t experts,
     weights.fc2_bias = at::randn({experts, hidden}, like);
     weights.quick = QuickGeglu{.clamp = 7, .offset = 1};
   }
-  fmt::print("tokens  choose    sort  gather     few  (GB/s)  grouped  (GB/s)  combine\n");
+  const auto router = at::randn({experts, hidden}, like);
+  fmt::print(
+      "tokens  choose   route    sort  gather     few  (GB/s)  summed  grouped  (GB/s)  combine\n");
   for (const std::int64_t tokens : {1, 2, 4, 8, 16, 32, 64, 256, 1024, 4096}) {
     const auto x = at::randn({tokens, hidden}, like);
     const auto logits = at::randn({tokens, experts}, like);
@@ -68,16 +71,25 @@ void run(std::int64_t experts,
     };
     const auto results = grouped();
     double few = 0;
+    double summed = 0;
+    double routed = 0;
+    if (few_tokens_supported(weights, chosen.experts))
+      summed = microseconds(
+          [&] { apply_experts_to_few_tokens(x, chosen.experts, chosen.weights, weights); });
+    if (few_routed_supported(x, router))
+      routed = microseconds([&] { route_few(x, router, topk, true); });
     if (few_choices_supported(weights, choices.numel()))
       few = microseconds([&] { apply_experts_to_few(x, chosen.experts, weights); });
     const auto all = microseconds([&] { grouped(); });
-    fmt::print("{:6} {:7.1f} {:7.1f} {:7.1f} {:7.1f} {:8.0f} {:8.1f} {:8.0f} {:8.1f}\n", tokens,
-               microseconds([&] { choose_experts(logits, topk, true); }), microseconds([&] {
-                 expert_order(choices, {0, experts});
-               }),
-               microseconds([&] { x.index_select(0, at::div(places.order, topk, "trunc")); }), few,
-               few > 0 ? gigabytes / few * 1e6 : 0.0, all, gigabytes / all * 1e6,
-               microseconds([&] { combine_choices(results, places.inverse, chosen.weights); }));
+    fmt::print(
+        "{:6} {:7.1f} {:7.1f} {:7.1f} {:7.1f} {:7.1f} {:8.0f} {:7.1f} {:8.1f} {:8.0f} {:8.1f}\n",
+        tokens, microseconds([&] { choose_experts(at::linear(x, router), topk, true); }), routed,
+        microseconds([&] {
+          expert_order(choices, {0, experts});
+        }),
+        microseconds([&] { x.index_select(0, at::div(places.order, topk, "trunc")); }), few,
+        few > 0 ? gigabytes / few * 1e6 : 0.0, summed, all, gigabytes / all * 1e6,
+        microseconds([&] { combine_choices(results, places.inverse, chosen.weights); }));
   }
 }
 

@@ -202,6 +202,61 @@ TEST_F(ExpertKernels, AFewRowsResultDependsOnNoOtherRow) {
         apply_experts_to_few(x.narrow(0, token, 1), experts.narrow(0, token, 1), sizes.weights)));
 }
 
+// Two kernels for the products of few tokens and their sum, beside three for any number.
+TEST_F(ExpertKernels, FewTokensHaveTheBitsOfFewRows) {
+  for (const std::int64_t topk : {1, 3, 4, 8, 10, 16}) {
+    std::vector<FewRows> shapes{FewRows(), FewRows(16, 96, 40), FewRows(16, 2880, 2880)};
+    for (std::size_t i = 0; i < shapes.size(); ++i) {
+      auto& sizes = shapes[i];
+      sizes.topk = topk;
+      sizes.fill();
+      if (i > 0) sizes.fill_biases();
+      for (const std::int64_t tokens : {1, 3, 4}) {
+        const auto x = random({tokens, sizes.hidden});
+        const auto experts = sizes.choose(tokens);
+        ASSERT_EQ(few_tokens_supported(sizes.weights, experts),
+                  tokens == 1 || 4 * tokens * topk <= sizes.experts);
+        const auto results = apply_experts_to_few(x, experts, sizes.weights);
+        for (const auto dtype : {at::kBFloat16, at::kFloat}) {
+          const auto of_choices = random({tokens, topk}, dtype);
+          EXPECT_TRUE(same_bytes(apply_experts_to_few_tokens(x, experts, of_choices, sizes.weights),
+                                 combine_choices(results, {}, of_choices)))
+              << topk << " choices of " << tokens << " tokens, hidden " << sizes.hidden;
+        }
+      }
+    }
+  }
+  FewRows many;
+  many.fill();
+  EXPECT_FALSE(few_tokens_supported(many.weights, many.choose(kMostFewTokens + 1)));
+}
+
+// Logits are sums in another order than cuBLAS's, so that only clear choices must agree.
+TEST_F(ExpertKernels, RouteFewTokensInOneKernel) {
+  for (const auto& [num_experts, hidden] :
+       std::vector<std::pair<std::int64_t, std::int64_t>>{{128, 2048}, {60, 96}, {512, 2048}}) {
+    const auto weight = random({num_experts, hidden});
+    const auto x = random({kMostFewTokens, hidden});
+    ASSERT_TRUE(few_routed_supported(x, weight));
+    for (const bool normalize : {false, true}) {
+      const auto found = route_few(x, weight, 8, normalize);
+      const auto logits = at::linear(x.to(at::kFloat), weight.to(at::kFloat)).to(at::kBFloat16);
+      const auto expected = choose_experts(logits, 8, normalize);
+      const auto of_found = logits.gather(1, found.experts).to(at::kFloat);
+      const auto of_expected = logits.gather(1, expected.experts).to(at::kFloat);
+      EXPECT_TRUE(at::allclose(of_found, of_expected, 0.01, 0.01)) << num_experts;
+      EXPECT_TRUE(
+          at::allclose(found.weights.to(at::kFloat), expected.weights.to(at::kFloat), 0.05, 1e-3));
+      for (std::int64_t token = 0; token < kMostFewTokens; ++token) {
+        const auto alone = route_few(x.narrow(0, token, 1), weight, 8, normalize);
+        EXPECT_TRUE(same_bytes(alone.experts, found.experts.narrow(0, token, 1)));
+        EXPECT_TRUE(same_bytes(alone.weights, found.weights.narrow(0, token, 1)));
+      }
+    }
+  }
+  EXPECT_FALSE(few_routed_supported(random({kMostFewTokens + 1, 96}), random({8, 96})));
+}
+
 // Rows of seven experts, the third of which has none, and rows behind the last.
 TEST_F(ExpertKernels, GradientsOfBiasesAreSumsOfTheirExpertsRows) {
   const auto ends = at::tensor({40, 41, 41, 300, 302, 900, 1000}, at::kInt).cuda();

@@ -1,0 +1,48 @@
+// Reading rows of weights of bf16 that a product needs once, a warp a row.
+#pragma once
+
+#include "models/kernels/cuda/cuda_element.cuh"
+
+namespace ferry::models::launch {
+
+using Bf16 = __nv_bfloat16;
+
+constexpr int kWide = 8;               // numbers of one load
+constexpr int kStep = kWide * kLanes;  // of a warp's load
+constexpr unsigned kAllLanes = 0xffffffff;
+
+__device__ inline uint4 load_once(const Bf16* from) {  // weights are not read again soon
+  uint4 value;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "l"(from));
+  return value;
+}
+
+constexpr int kNumbersOfLine = 64;  // of the second cache
+
+__device__ inline void fetch(const void* from) {  // into the second cache
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
+}
+__device__ inline void fetch_row(const Bf16* row, int in) {  // by a warp
+  for (int at = static_cast<int>(threadIdx.x) % kLanes * kNumbersOfLine; at < in;
+       at += kLanes * kNumbersOfLine)
+    fetch(row + at);
+}
+
+__device__ inline void unpack(uint4 packed, float (&values)[kWide]) {
+  const std::uint32_t pairs[4] = {packed.x, packed.y, packed.z, packed.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    values[2 * i] = __uint_as_float(pairs[i] << 16);
+    values[2 * i + 1] = __uint_as_float(pairs[i] & 0xffff0000U);
+  }
+}
+
+__device__ inline float sum_over_lanes(float sum) {
+  for (int offset = kLanes / 2; offset > 0; offset /= 2)
+    sum += __shfl_xor_sync(kAllLanes, sum, offset);
+  return sum;
+}
+
+}  // namespace ferry::models::launch
