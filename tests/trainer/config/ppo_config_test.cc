@@ -198,8 +198,8 @@ TEST(PpoConfig, SuggestsTheKeyThatAPeersNameIsNear) {
       {"algorithm.rollout_correction.rollout_is=tokens", "one of \"\", token, sequence"},
       {"actor_rollout_ref.rollout.top_p=0", "above 0 to 1"},
   };
-  for (const auto& [text, hint] : near)
-    EXPECT_TRUE(fails(ErrorKind::kUsage, {hint}, [&] { load({text}); })) << text;
+  for (const auto& one : near)
+    EXPECT_TRUE(fails(ErrorKind::kUsage, {one.second}, [&] { load({one.first}); })) << one.first;
 }
 
 TEST(PpoConfig, CutsMicroBatchesAsTheActorWhereARoleSaysNothing) {
