@@ -114,8 +114,9 @@ TEST(ComputeValues, RefuseAModelWithoutAValueHead) {
   EXPECT_TRUE(refused({}, values));
   EXPECT_TRUE(refused({.head = "Sequence"}, values));
   EXPECT_TRUE(refused({.head = "Token", .labels = 2}, values));
-  EXPECT_TRUE(refused({}, compute_rm_score));
-  EXPECT_TRUE(refused({.head = "Sequence", .labels = 2}, compute_rm_score));
+  const auto score = [](const auto&... all) { return compute_rm_score(all...); };
+  EXPECT_TRUE(refused({}, score));
+  EXPECT_TRUE(refused({.head = "Sequence", .labels = 2}, score));
 }
 
 }  // namespace compute_values_test
