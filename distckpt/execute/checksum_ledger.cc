@@ -11,6 +11,12 @@
 #include "distckpt/elements/crc32.h"
 
 namespace ferry::distckpt {
+namespace {
+
+constexpr std::size_t kFewestToJoin = 1024;
+
+}  // namespace
+
 std::uint32_t ChecksumLedger::add_range(const ChecksumRange& range) {
   ranges_.push_back(range);
   parts_.emplace_back();
@@ -58,29 +64,44 @@ void ChecksumLedger::commit(std::span<const ChecksumPart> parts) {
   for (const auto& part : parts) {
     const auto at = first_candidate(part.storage, part.offset);
     require(at < order_.size(), ErrorKind::kBug, "a checksum of no range");
-    parts_[order_[at]].push_back(part);
+    auto& of_range = parts_[order_[at]];
+    of_range.parts.push_back(part);
+    if (of_range.parts.size() >= std::max(kFewestToJoin, 2 * of_range.joined)) of_range.join();
   }
+}
+
+void ChecksumLedger::Parts::join() {
+  std::ranges::sort(parts, {}, [](const ChecksumPart& part) {
+    return std::tuple(part.offset, part.size, part.crc);
+  });
+  std::size_t last = 0;
+  for (std::size_t i = 1; i < parts.size(); ++i) {
+    const auto& part = parts[i];
+    auto& before = parts[last];
+    const auto end = before.offset + before.size;
+    if (part.offset + part.size <= end) continue;  // read again
+    if (part.offset == end) {
+      before.crc = static_cast<std::uint32_t>(crc32_combine(before.crc, part.crc, part.size));
+      before.size += part.size;
+    } else {
+      parts[++last] = part;
+    }
+  }
+  if (!parts.empty()) parts.resize(last + 1);
+  joined = parts.size();
+  if (parts.capacity() > 4 * std::max(joined, kFewestToJoin)) parts.shrink_to_fit();
 }
 
 std::optional<std::uint32_t> ChecksumLedger::combined(std::uint32_t range) {
   const std::lock_guard lock(mutex_);
-  auto& parts = parts_.at(range);
-  // Two tensors may share their bytes, which are read twice then.
-  const auto key = [](const ChecksumPart& part) {
-    return std::tuple(part.offset, part.size, part.crc);
-  };
-  std::ranges::sort(parts, {}, key);
-  const auto repeats = std::ranges::unique(parts, {}, key);
-  parts.erase(repeats.begin(), repeats.end());
-  std::int64_t done = ranges_[range].offset;
-  uLong crc = 0;
-  for (const auto& part : parts) {
-    if (part.offset != done) return std::nullopt;
-    crc = crc32_combine(crc, part.crc, part.size);
-    done += part.size;
-  }
-  if (done != ranges_[range].offset + ranges_[range].size) return std::nullopt;
-  return static_cast<std::uint32_t>(crc);
+  auto& of_range = parts_.at(range);
+  of_range.join();
+  const auto& whole = ranges_[range];
+  if (whole.size == 0) return 0;
+  const auto& parts = of_range.parts;
+  const bool covered =
+      parts.size() == 1 && parts[0].offset == whole.offset && parts[0].size == whole.size;
+  return covered ? std::optional(parts[0].crc) : std::nullopt;
 }
 
 }  // namespace ferry::distckpt

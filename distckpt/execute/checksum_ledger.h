@@ -38,17 +38,27 @@ class ChecksumLedger {
 
   void commit(std::span<const ChecksumPart> parts);  // thread-safe
 
-  // The checksum of a range, once its parts cover it exactly once; nothing before.
+  // The checksum of a range, once its parts cover it; nothing before, nor where two of them overlap
+  // in part. Of bytes that two tensors share, and that are therefore read twice, the first reading
+  // counts.
   std::optional<std::uint32_t> combined(std::uint32_t range);
 
  private:
+  // What was committed of a range. A tensor that lies transposed comes as a run of a few hundred
+  // bytes for each of its rows, so that runs are joined as soon as they lie side by side.
+  struct Parts {
+    std::vector<ChecksumPart> parts{};
+    std::size_t joined = 0;  // how many were left by the last join()
+    void join();
+  };
+
   // The position in order_ of the last range that begins at or before `offset` of `storage` (or 0).
   std::size_t first_candidate(StorageId storage, std::int64_t offset) const;
 
   std::vector<ChecksumRange> ranges_;
   std::vector<std::uint32_t> order_;  // by storage and offset
   std::mutex mutex_;
-  std::vector<std::vector<ChecksumPart>> parts_;  // per range
+  std::vector<Parts> parts_;  // per range
 };
 
 }  // namespace ferry::distckpt

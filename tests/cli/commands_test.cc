@@ -138,7 +138,7 @@ TEST_F(Commands, ConvertOfAnAdapterTakesNoOptionsOfAModel) {
   EXPECT_EQ(outcome.status, 2);
   EXPECT_TRUE(outcome.complains("of an adapter all is converted as it is")) << outcome.err;
   EXPECT_TRUE(ferry({"convert", at("other"), at("out"), "--base", at("hf")})
-                  .complains("an adapter's target is peft, megatron or verl"));
+                  .complains("an adapter's target is peft, megatron, verl, "));
 }
 
 TEST_F(Commands, InspectListsTheTensorsThatTheFilterTakes) {
