@@ -39,13 +39,12 @@ class ChecksumLedger {
   void commit(std::span<const ChecksumPart> parts);  // thread-safe
 
   // The checksum of a range, once its parts cover it; nothing before, nor where two of them overlap
-  // in part. Of bytes that two tensors share, and that are therefore read twice, the first reading
-  // counts.
+  // in part. Two tensors may share bytes, which are then read twice: the first reading counts.
   std::optional<std::uint32_t> combined(std::uint32_t range);
 
  private:
-  // What was committed of a range. A tensor that lies transposed comes as a run of a few hundred
-  // bytes for each of its rows, so that runs are joined as soon as they lie side by side.
+  // The parts of a range that were committed. A tensor that lies transposed comes as a run of a few
+  // hundred bytes for each of its rows, so that runs are joined as soon as they lie side by side.
   struct Parts {
     std::vector<ChecksumPart> parts{};
     std::size_t joined = 0;  // how many were left by the last join()

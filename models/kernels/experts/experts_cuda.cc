@@ -26,7 +26,7 @@ const void* data_or_null(const at::Tensor& values) {
   return values.defined() ? values.const_data_ptr() : nullptr;
 }
 
-// Of the gated product, and of the one behind it.
+// The shapes of the gated product, and of the one behind it.
 launch::FewRowsShape gated_shape(const at::Tensor& choices, const ExpertWeights& weights) {
   launch::FewRowsShape shape{.choices = shape_of(choices, weights.fc1.size(0)),
                              .in = weights.fc1.size(2),
@@ -151,7 +151,7 @@ at::Tensor apply_experts_to_few(const at::Tensor& x,
   return y;
 }
 
-// With more choices for an expert, reading it once for all of them is faster
+// Reading an expert once for all tokens is faster where they share many
 // (tests/bench/kernels/experts_bench.cc).
 bool few_tokens_supported(const ExpertWeights& weights, const at::Tensor& experts) {
   constexpr std::int64_t kExpertsForAChoice = 4;
