@@ -212,7 +212,7 @@ at::Tensor Experts::own_fc2_bias() const {
   const auto all = copy_to_tensor_model_parallel_region(fc2_bias_, etp);
   const auto columns = all.size(1) / etp.size();
   const auto before = etp.rank() * columns;
-  const auto mine = all.narrow(1, before, columns);
+  auto mine = all.narrow(1, before, columns);
   if (setup_.alignment() == Alignment::kBitwise) return mine;
   return at::constant_pad_nd(mine, {before, all.size(1) - before - columns});
 }
@@ -258,7 +258,7 @@ at::Tensor Experts::forward(const at::Tensor& rows, const at::Tensor& ends) cons
   };
   const auto gate_up = each(rows, fc1_, fuses_bias ? at::Tensor() : fc1_bias_);
   const auto hidden = activate(gate_up);
-  const auto results = each(hidden, fc2_, own_fc2_bias());
+  auto results = each(hidden, fc2_, own_fc2_bias());
   if (setup_.recompute.selects(&Recompute::Modules::moe_act))
     discard_output(hidden, results, [activate, gate_up] { return activate(gate_up); });
   return results;

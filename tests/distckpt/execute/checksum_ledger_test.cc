@@ -172,7 +172,7 @@ TEST(ChecksumLedger, TakesPartsFromManyThreads) {
   }
   threads.clear();
   for (std::uint32_t i = 0; i < 100; ++i) {
-    ASSERT_EQ(ledger.combined(i), crc32(std::span(file).subspan(i * 1000, 1000)));
+    ASSERT_EQ(ledger.combined(i), crc32(std::span(file).subspan(std::size_t{i} * 1000, 1000)));
   }
 }
 
