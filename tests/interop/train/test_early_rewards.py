@@ -57,7 +57,7 @@ def test_answers_of_partial_rollouts_are_scored_when_they_are_over(more, world, 
 
 
 def test_a_worker_that_dies_once_is_started_again(world, work):
-    once = f"import os, sys\nif not os.path.exists({str(work / 'died')!r}):\n    open({str(work / 'died')!r}, 'w')\n    sys.stdin.readline()\n    sys.exit(3)\n"
+    once = f"import sys\ntry:\n    open({str(work / 'died')!r}, 'x')\n    sys.stdin.readline()\n    sys.exit(3)\nexcept FileExistsError: pass\n"
     got = train(world, work / "run", **program(work, once + REWARD), **{WORKERS: 2})
     expected = train(world, work / "whole")
     assert [step.pop("reward/num_restarts") for step in got.values()] == [1, 1]
