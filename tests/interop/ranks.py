@@ -1,4 +1,5 @@
 """Starts runs of several ranks, and checks the errors of the others when one of them is lost."""
+import itertools
 import os
 import resource
 import socket
@@ -10,10 +11,24 @@ from support import FERRY
 TORCH_PROGRAM = FERRY.parent / "ferry-torch"
 
 
+def ports_of_this_process():
+    """Of each process of the suite its own, below those that the kernel gives to connections: nobody takes one between here and a rank."""
+    first = 20000 + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 12 * 1000
+    for port in itertools.cycle(range(first, first + 1000)):
+        with socket.socket() as asked:
+            asked.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                asked.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        yield str(port)
+
+
+PORTS = ports_of_this_process()
+
+
 def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return str(found.getsockname()[1])
+    return next(PORTS)
 
 
 def start_training(count, algorithm, arguments, limits={}, **environment):

@@ -2,6 +2,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -37,10 +38,10 @@ def test_an_update_that_lacks_a_tensor_is_refused_by_both_sides(work):
     assert [name.split("_")[1] for name in names] == ["1", "2"] and names[1].endswith(".failed")
 
 
-def test_updates_go_through_a_bucket(work):
-    with serve_s3() as s3:
+def test_updates_go_through_a_bucket():
+    with serve_s3() as s3, tempfile.TemporaryDirectory(dir="/tmp") as work:  # a short name, since sockets of Python's lie in it
         s3.boto.create_bucket(Bucket="updates")
-        code, said = update("s3://updates/run", AWS_ENDPOINT_URL=s3.url, AWS_ACCESS_KEY_ID="key", AWS_SECRET_ACCESS_KEY="secret", TMPDIR=str(work))
+        code, said = update("s3://updates/run", AWS_ENDPOINT_URL=s3.url, AWS_ACCESS_KEY_ID="key", AWS_SECRET_ACCESS_KEY="secret", TMPDIR=work)
         assert (code, said) == (0, "updated 3\n")
         keys = [one["Key"] for one in s3.boto.list_objects_v2(Bucket="updates")["Contents"]]
-        assert sum(key.endswith("/config.json") for key in keys) == 3 and not [path for path in work.iterdir() if path.name.startswith(".writing_")]
+        assert sum(key.endswith("/config.json") for key in keys) == 3 and not [name for name in os.listdir(work) if name.startswith(".writing_")]

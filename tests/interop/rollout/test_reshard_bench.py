@@ -1,12 +1,12 @@
 """The benchmark of resharding, on a model as small as can be split: every way of it moves every bit, and its numbers hang together."""
 import json
 import os
-import socket
 import subprocess
 import sys
 
 import pytest
 
+from ranks import free_port
 from support import FERRY, HERE
 
 PROGRAM = FERRY.parent.parent / "tests/reshard_bench"
@@ -17,13 +17,11 @@ CASES = {"tiny": ["tp2pp2:tp4", "tp2pp2:tp2", "tp2:tp1:disjoint", "pp2:tp2:disjo
 
 def run_bench(checkpoint, cases, ranks=4):
     """{case: its object} of processes as torchrun starts them."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     arguments = [PROGRAM, checkpoint, "--json", "--rounds", "1", "--peer-rounds", "1", "--link-mib", "1", *(x for case in cases for x in ("--case", case))]
     started = [subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                 env=os.environ | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1",
-                                                  "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}) for rank in range(ranks)]
+                                                  "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}) for rank in range(ranks)]
     outputs = [rank.communicate(timeout=100) for rank in started]
     assert [rank.returncode for rank in started] == [0] * ranks, [error[-1000:] for _, error in outputs]
     return {row["case"]: row for row in map(json.loads, outputs[0][0].splitlines())}

@@ -3,12 +3,12 @@ Megatron-Core saved goes through our optimizer and back to it in test_training_s
 import itertools
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from ranks import free_port
 from support import FERRY, PEERS
 
 TOOL = Path(FERRY).parents[1] / "tests" / "trainer_tool"
@@ -135,12 +135,10 @@ def test_moments_in_bf16_are_transformer_engines(decoupled):
 
 def train(processes, mesh, device="cpu", dtype="fp32", steps=3):
     """The output of rank 0 of a run of several processes, started as torchrun does."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     ranks = [subprocess.Popen([TOOL, "train", device, dtype, str(steps), *map(str, mesh)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                               env={**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes), "OMP_NUM_THREADS": "1",
-                                   "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}) for rank in range(processes)]
+                                   "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}) for rank in range(processes)]
     outputs = [rank.communicate(timeout=300) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0] * processes, [error[-1000:] for _, error in outputs]
     return json.loads(outputs[0][0])
