@@ -12,7 +12,7 @@ TORCH_PROGRAM = FERRY.parent / "ferry-torch"
 
 
 def ports_of_this_process():
-    """Of each process of the suite its own, below those that the kernel gives to connections: nobody takes one between here and a rank."""
+    """Ports of no other process of the suite, below those that the kernel gives to connections: none is taken before the ranks listen."""
     first = 20000 + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 12 * 1000
     for port in itertools.cycle(range(first, first + 1000)):
         with socket.socket() as asked:
