@@ -1,8 +1,12 @@
 #!/usr/bin/env python3
 """Training that waits for answers beside training that does not, on answers of log-normal lengths: an actor and a rollout, each on cores of its own.
 
-    build/peers/bin/python tests/bench/async_bench.py [--ferry PROGRAM] [--cores 0 1] [--mean 250] [--cap 2048] [--steps 10] [--prompts 16] [--answers 4]
+    build/peers/bin/python tests/bench/async_bench.py [--ferry PROGRAM] [--cores 0:1] [--mean 250] [--cap 2048] [--steps 10] [--prompts 16] [--answers 4]
         [--layers 4] [--hidden 256] [--epochs 1] [--modes synchronous 1 2 4 partial2 partial4] [--rounds 1]
+        [--seconds 0]
+
+`--cores` names the cores of the actor and, behind a colon, those of the rollout ("0,1:2,3"); several of it are places in which modes run side by side.
+`--seconds` ends a run that takes longer; its finished steps count.
 
 The model's layers cost what layers cost and add nothing: its embeddings and head make each answer a walk through stages of a length class that the
 prompt names, so that lengths are log-normal (sigma 1, Erlang of 8 stages about each of 32 quantiles). Nothing is learned (a rate of 1e-30). Prints, for
@@ -12,12 +16,14 @@ import argparse
 import json
 import math
 import os
+import queue
 import random
 import socket
 import statistics
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 CLASSES, STAGES, EOS, FIRST = 32, 8, 0, 2
@@ -76,10 +82,16 @@ def write_model(folder, options):
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
 
 
-def write_data(path, count):
+def write_data(path, options):
+    """Each batch has the quantiles of lengths evenly, which hundreds of independent prompts would have about so: scaled down, batches cost the same."""
     draw = random.Random(1)
-    path.write_text("".join(json.dumps({"data_source": "lengths", "prompt": [{"role": "user", "content": word(draw.randrange(CLASSES), 0)}],
-                                        "reward_model": {"style": "rule", "ground_truth": ""}, "extra_info": {"index": i}}) + "\n" for i in range(count)))
+    with path.open("w") as file:
+        for batch in range(4 * options.steps):
+            offset = draw.random()
+            for i, place in enumerate(draw.sample(range(options.prompts), options.prompts)):
+                kind = int((place + offset) * CLASSES / options.prompts)
+                file.write(json.dumps({"data_source": "lengths", "prompt": [{"role": "user", "content": word(kind, 0)}],
+                                       "reward_model": {"style": "rule", "ground_truth": ""}, "extra_info": {"index": batch * options.prompts + i}}) + "\n")
 
 
 def write_reward(path):
@@ -95,9 +107,14 @@ def mode_settings(mode, options):
     return settings | ({"async_training.partial_rollout": True, "data.gen_batch_size": 2 * options.prompts} if partial else {})
 
 
-def run(mode, options, folder):
+def read_lines(path):
+    """The whole lines: the last of a run that was ended may be none."""
+    return [json.loads(line) for line in path.read_text().split("\n")[:-1]]
+
+
+def run(mode, options, place, folder):
     out = folder / f"run_{mode}"
-    settings = {"actor_rollout_ref.model.path": str(folder), "data.train_files": [str(folder / "train.jsonl")], "data.train_batch_size": options.prompts,
+    settings = {"actor_rollout_ref.model.path": str(folder), "data.train_files": [str(folder / "train.jsonl")], "data.shuffle": False, "data.train_batch_size": options.prompts,
                 "data.max_prompt_length": 8, "data.max_response_length": options.cap, f"{ACTOR}.ppo_mini_batch_size": options.prompts,
                 f"{ACTOR}.ppo_max_token_len_per_gpu": 2 * options.cap, f"{ACTOR}.optim.lr": 1e-30, f"{ACTOR}.megatron.dtype": "float32",
                 f"{ACTOR}.ppo_epochs": options.epochs, f"{ROLLOUT}.n": options.answers, f"{ROLLOUT}.kv_cache_bytes": 1 << 30,
@@ -109,45 +126,64 @@ def run(mode, options, folder):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     ranks = [subprocess.Popen([options.ferry, "train", "grpo", "-q", *(f"{key}={json.dumps(value)}" for key, value in settings.items())],
-                              stderr=subprocess.PIPE, text=True, preexec_fn=lambda core=core: os.sched_setaffinity(0, [core]),
+                              stderr=subprocess.PIPE, text=True, preexec_fn=lambda cores=cores: os.sched_setaffinity(0, cores),
                               env=os.environ | {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-                                                "OMP_NUM_THREADS": "1"}) for rank, core in enumerate(options.cores)]
-    said = [rank.communicate()[1] for rank in ranks]
-    assert all(rank.returncode == 0 for rank in ranks), said
-    steps = [json.loads(line)["data"] for line in (out / "metrics.jsonl").read_text().splitlines()]
+                                                "OMP_NUM_THREADS": "1"}) for rank, cores in enumerate(place)]
+    said = []
+    try:
+        said = [rank.communicate(timeout=options.seconds or None)[1] for rank in ranks]
+    except subprocess.TimeoutExpired:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    assert not said or all(rank.returncode == 0 for rank in ranks), said
+    steps = [line["data"] for line in read_lines(out / "metrics.jsonl")]
     steps = [step for step in steps if "timing_s/step" in step][WARM:]
+    assert steps, f"{mode}: fewer than {WARM + 1} steps"
     seconds = sum(step["timing_s/step"] for step in steps)
-    spans = [json.loads(line) for line in (out / "timeline/timeline_rank1.jsonl").read_text().splitlines()]
+    spans = read_lines(out / "timeline/timeline_rank1.jsonl")
     first = min(span["start"] for span in spans if span["name"] == "gen" and span["step"] > WARM)
-    last = max(json.loads(line)["end"] for line in (out / "timeline/timeline_rank0.jsonl").read_text().splitlines())
+    last = max(span["end"] for span in read_lines(out / "timeline/timeline_rank0.jsonl"))
     busy = sum(span["end"] - span["start"] for span in spans if span["name"] == "gen" and span["start"] >= first)
     return {"rate": sum(step["perf/total_num_tokens"] for step in steps) / seconds,
             "trainer": sum(step["timing_s/gen"] for step in steps) / seconds, "rollout": max(0.0, 1 - busy / (last - first)),
             "gen": busy / len(steps), "learn": sum(step["timing_s/step"] - step["timing_s/gen"] for step in steps) / len(steps),
-            "mean": sum(step["response_length/mean"] for step in steps) / len(steps), "max": max(step["response_length/max"] for step in steps)}
+            "steps": len(steps), "mean": sum(step["response_length/mean"] for step in steps) / len(steps), "max": max(step["response_length/max"] for step in steps)}
+
+
+def measure(turn, mode, options, places):
+    place = places.get()
+    try:
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            write_model(folder, options)
+            write_data(folder / "train.jsonl", options)
+            write_reward(folder / "reward.py")
+            one = run(mode, options, place, folder)
+    finally:
+        places.put(place)
+    print(f"round {turn + 1}: {mode:12} {one['rate']:7.0f} tokens/s, idle: trainer {one['trainer']:.0%}, rollout {one['rollout']:.0%}; "
+          f"answers {one['gen']:.2f} s, the rest of a step {one['learn']:.2f} s; lengths {one['mean']:.0f}, at most {one['max']:.0f}; {one['steps']} steps", flush=True)
+    return mode, one
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ferry", default="build/cli/ferry")
-    parser.add_argument("--cores", type=int, nargs=2, default=[0, 1])
+    parser.add_argument("--cores", nargs="+", default=["0:1"])
     parser.add_argument("--modes", nargs="+", default=["synchronous", "1", "2", "4", "partial2", "partial4"])
-    for name, value in {"mean": 250, "cap": 2048, "steps": 10, "prompts": 16, "answers": 4, "layers": 4, "hidden": 256, "epochs": 1, "rounds": 1}.items():
+    for name, value in {"mean": 250, "cap": 2048, "steps": 10, "prompts": 16, "answers": 4, "layers": 4, "hidden": 256, "epochs": 1, "rounds": 1, "seconds": 0}.items():
         parser.add_argument(f"--{name}", type=int, default=value)
     options = parser.parse_args()
+    places = queue.Queue()
+    for place in options.cores:
+        places.put([[int(core) for core in rank.split(",")] for rank in place.split(":")])
+    with ThreadPoolExecutor(len(options.cores)) as pool:
+        runs = list(pool.map(lambda job: measure(*job, options, places), [(turn, mode) for turn in range(options.rounds) for mode in options.modes]))
     best = {}
-    for turn in range(options.rounds):
-        for mode in options.modes:
-            with tempfile.TemporaryDirectory() as name:
-                folder = Path(name)
-                write_model(folder, options)
-                write_data(folder / "train.jsonl", 4 * options.steps * options.prompts)
-                write_reward(folder / "reward.py")
-                one = run(mode, options, folder)
-            print(f"round {turn + 1}: {mode:12} {one['rate']:7.0f} tokens/s, idle: trainer {one['trainer']:.0%}, rollout {one['rollout']:.0%}; "
-                  f"answers {one['gen']:.2f} s, the rest of a step {one['learn']:.2f} s; lengths {one['mean']:.0f}, at most {one['max']:.0f}", flush=True)
-            if mode not in best or one["rate"] > best[mode]["rate"]:
-                best[mode] = one
+    for mode, one in runs:
+        if mode not in best or one["rate"] > best[mode]["rate"]:
+            best[mode] = one
     print("\n| | tokens/s | of the synchronous run | trainer idle | rollout idle |\n|---|---:|---:|---:|---:|")
     for mode, one in best.items():
         ratio = f"{one['rate'] / best['synchronous']['rate']:.2f} x" if "synchronous" in best else ""
