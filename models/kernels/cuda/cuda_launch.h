@@ -22,6 +22,17 @@ cudaError_t serial_gemm(const float* x,
                         std::int64_t k,
                         cudaStream_t stream);
 
+// The same of bf16, 1 to 4 rows, k a multiple of 8, all aligned to 16 bytes: summed in fp32,
+// rounded once.
+cudaError_t few_rows_product(const void* x,
+                             const void* weight,
+                             const void* bias,  // or null
+                             void* y,
+                             std::int64_t rows,
+                             std::int64_t n,
+                             std::int64_t k,
+                             cudaStream_t stream);
+
 struct RmsNormShape {
   std::int64_t rows = 0;
   std::int64_t channels = 0;  // a multiple of 4, or below 128

@@ -45,4 +45,38 @@ __device__ inline float sum_over_lanes(float sum) {
   return sum;
 }
 
+// A warp's products of rows, each `in` numbers behind the one before, with lines of weights: each
+// lane adds up its numbers in their order.
+template <int kRows, int kLines>
+__device__ inline void multiply(const Bf16* rows,
+                                const Bf16* const (&lines)[kLines],
+                                int in,
+                                float (&sums)[kRows][kLines]) {
+#pragma unroll 4
+  for (int at = static_cast<int>(threadIdx.x) % kLanes * kWide; at < in; at += kStep) {
+    uint4 packed[kLines];
+#pragma unroll
+    for (int line = 0; line < kLines; ++line) packed[line] = load_once(lines[line] + at);
+    float numbers[kRows][kWide];
+#pragma unroll
+    for (int row = 0; row < kRows; ++row)
+      unpack(*reinterpret_cast<const uint4*>(rows + static_cast<std::int64_t>(row) * in + at),
+             numbers[row]);
+#pragma unroll
+    for (int line = 0; line < kLines; ++line) {
+      float w[kWide];
+      unpack(packed[line], w);
+#pragma unroll
+      for (int row = 0; row < kRows; ++row)
+#pragma unroll
+        for (int i = 0; i < kWide; ++i)
+          sums[row][line] = __fmaf_rn(numbers[row][i], w[i], sums[row][line]);
+    }
+  }
+#pragma unroll
+  for (int row = 0; row < kRows; ++row)
+#pragma unroll
+    for (int line = 0; line < kLines; ++line) sums[row][line] = sum_over_lanes(sums[row][line]);
+}
+
 }  // namespace ferry::models::launch

@@ -14,31 +14,6 @@ constexpr int kChains = 4;   // combine_choices()
 constexpr int kColumns = 4;  // of a warp
 constexpr int kGatedColumns = 2;
 
-// A warp's products of a row with lines of weights, as expert_rows() adds them up.
-template <int kLines>
-__device__ void multiply(const Bf16* row,
-                         const Bf16* const (&lines)[kLines],
-                         int in,
-                         float (&sums)[kLines]) {
-#pragma unroll 4
-  for (int at = static_cast<int>(threadIdx.x) % kLanes * kWide; at < in; at += kStep) {
-    uint4 packed[kLines];
-#pragma unroll
-    for (int line = 0; line < kLines; ++line) packed[line] = load_once(lines[line] + at);
-    float numbers[kWide];
-    unpack(*reinterpret_cast<const uint4*>(row + at), numbers);
-#pragma unroll
-    for (int line = 0; line < kLines; ++line) {
-      float w[kWide];
-      unpack(packed[line], w);
-#pragma unroll
-      for (int i = 0; i < kWide; ++i) sums[line] = __fmaf_rn(numbers[i], w[i], sums[line]);
-    }
-  }
-#pragma unroll
-  for (int line = 0; line < kLines; ++line) sums[line] = sum_over_lanes(sums[line]);
-}
-
 __device__ float plus_bias(float sum, const Bf16* bias) {
   const float product = rounded<Bf16>(sum);
   return bias == nullptr ? product : rounded<Bf16>(__fadd_rn(product, widen(*bias)));
@@ -67,14 +42,14 @@ __global__ void __launch_bounds__(kWarps* kLanes, 3) gated(const Bf16* x,
     const int column = min(first + line % kGatedColumns, columns - 1);
     lines[line] = weights + (first_line + line / kGatedColumns * columns + column) * in;
   }
-  float sums[2 * kGatedColumns] = {};
+  float sums[1][2 * kGatedColumns] = {};
   multiply(x + static_cast<std::int64_t>(choice / static_cast<int>(shape.choices.topk)) * in, lines,
            in, sums);
   const int column = first + lane;
   if (lane >= kGatedColumns || column >= columns) return;
   const auto* const bias = biases == nullptr ? nullptr : biases + first_line + column;
-  const float gate = plus_bias(lane == 0 ? sums[0] : sums[1], bias);
-  const float up = plus_bias(lane == 0 ? sums[kGatedColumns] : sums[kGatedColumns + 1],
+  const float gate = plus_bias(lane == 0 ? sums[0][0] : sums[0][1], bias);
+  const float up = plus_bias(lane == 0 ? sums[0][kGatedColumns] : sums[0][kGatedColumns + 1],
                              bias == nullptr ? nullptr : bias + columns);
   y[static_cast<std::int64_t>(choice) * columns + column] =
       narrow<Bf16>(shape.quick ? quick_geglu_of<Bf16>(gate, up, shape.clamp, shape.offset)
@@ -114,13 +89,13 @@ __global__ void __launch_bounds__(kBlockWarps* kLanes, 32 / kBlockWarps)
   for (int line = 0; line < kColumns; ++line) fetch_row(lines[line], in);
   release_dependents();
   wait_for_inputs();
-  float sums[kColumns] = {};
+  float sums[1][kColumns] = {};
   multiply(x + choice * in, lines, in, sums);
 #pragma unroll
   for (int line = 0; line < kColumns; ++line) {
     const auto* const bias =
         biases == nullptr ? nullptr : biases + expert * columns + min(first + line, columns - 1);
-    if (lane == 0) results[warp][line] = plus_bias(sums[line], bias);
+    if (lane == 0) results[warp][line] = plus_bias(sums[0][line], bias);
   }
   __syncthreads();
   const int column = static_cast<int>(blockIdx.x) * of_block + thread;

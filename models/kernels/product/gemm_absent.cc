@@ -1,4 +1,5 @@
 #include "models/device/no_cuda.h"
+#include "models/kernels/product/few_rows.h"
 #include "models/kernels/product/gemm.h"
 
 namespace ferry::models {
@@ -13,6 +14,12 @@ std::vector<GemmChoice> gemm_choices() {
 }
 std::vector<std::pair<std::string, std::string>> gemm_environment() {
   return {};
+}
+bool few_rows_product_supported(const at::Tensor&, const at::Tensor&) {
+  return false;
+}
+at::Tensor few_rows_product(const at::Tensor&, const at::Tensor&, const at::Tensor&) {
+  no_cuda();
 }
 
 }  // namespace ferry::models

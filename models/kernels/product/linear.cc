@@ -9,6 +9,7 @@
 
 #include <optional>
 
+#include "models/kernels/product/few_rows.h"
 #include "models/kernels/product/float_product.h"
 #include "models/kernels/product/gemm.h"
 #include "models/kernels/product/host_product.h"
@@ -85,6 +86,8 @@ at::Tensor linear(const at::Tensor& x,
   const auto rows = x.size(0);
   if (!at::GradMode::is_enabled()) {
     if (auto y = host_product(x, weight, bias); y.defined()) return y;
+    if (alignment == Alignment::kFast && few_rows_product_supported(x, weight))
+      return few_rows_product(x, weight, bias);
   }
   if (alignment == Alignment::kFast || rows >= kHostProductRows || rows == 0)
     return at::linear(x, weight, optional_bias);
