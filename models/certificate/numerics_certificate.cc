@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "distckpt/base/error.h"
+#include "distckpt/base/integers.h"
 #include "models/certificate/numerics_digest.h"
 #include "models/kernels/attention/attention_cuda.h"
 #include "models/kernels/product/gemm.h"
@@ -165,7 +166,7 @@ class Examiner {
   // Rows have to begin at multiples of 16 bytes: ATen's kernel adds up in another order elsewhere.
   void softmax() {
     if (config_.vocab_size == 0) return;
-    const auto width = (config_.vocab_size + 3) / 4 * 4;
+    const auto width = distckpt::round_up(config_.vocab_size, 4);
     const auto x = at::randn({64, width}, at::TensorOptions().device(options_.device));
     const auto all = at::log_softmax(x, -1);
     std::string differing;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "distckpt/base/integers.h"
 #include "rollout/grammar/format.h"
 
 namespace ferry::rollout::grammar {
@@ -24,7 +25,7 @@ void clear(std::span<std::uint8_t> bits, std::int64_t token) {
 
 // Walks the tree of tokens, and leaves out what is below a byte that leads nowhere.
 CompiledGrammar::Bits CompiledGrammar::walk(Automaton::State state) {
-  Bits bits(static_cast<std::size_t>((vocabulary_->size() + 7) / 8));
+  Bits bits(static_cast<std::size_t>(distckpt::ceil_div(vocabulary_->size(), 8)));
   std::vector<Automaton::State> at(vocabulary_->max_depth() + 1);  // by depth
   at[0] = state;
   const auto nodes = vocabulary_->nodes();

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "distckpt/base/error.h"
+#include "distckpt/base/integers.h"
 #include "distckpt/storage/file_io.h"
 
 namespace ferry::rollout::text {
@@ -25,7 +26,7 @@ constexpr std::string_view kDigits =
 
 std::string encode_base64(std::string_view bytes) {
   std::string text;
-  text.reserve((bytes.size() + 2) / 3 * 4);
+  text.reserve(4 * distckpt::ceil_div(bytes.size(), 3));
   for (std::size_t i = 0; i < bytes.size(); i += 3) {
     const auto some = bytes.substr(i, 3);
     std::uint32_t gathered = 0;

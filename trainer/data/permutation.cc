@@ -5,11 +5,14 @@
 #include <utility>
 
 #include "distckpt/base/error.h"
+#include "distckpt/base/integers.h"
 
 namespace ferry::trainer {
 
 Permutation::Permutation(std::uint64_t n, std::uint64_t key)
-    : n_(n), half_bits_((std::max<int>(kLeastBits, static_cast<int>(std::bit_width(n))) + 1) / 2) {
+    : n_(n),
+      half_bits_(
+          distckpt::ceil_div(std::max<int>(kLeastBits, static_cast<int>(std::bit_width(n))), 2)) {
   for (std::uint64_t round = 0; round < kRounds; ++round) keys_[round] = derive(key, round);
 }
 
