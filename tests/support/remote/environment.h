@@ -38,4 +38,11 @@ class Environment {
   std::vector<std::pair<const char*, std::optional<std::string>>> before_;
 };
 
+// Nobody's keys, `endpoint` for S3, and one attempt a request.
+inline Environment anonymous_s3(const std::string& endpoint) {
+  return {{"AWS_ENDPOINT_URL_S3", endpoint}, {"AWS_ENDPOINT_URL", ""},   {"AWS_ACCESS_KEY_ID", ""},
+          {"AWS_SECRET_ACCESS_KEY", ""},     {"AWS_SESSION_TOKEN", ""},  {"AWS_REGION", ""},
+          {"AWS_DEFAULT_REGION", ""},        {"FERRY_HTTP_RETRIES", "1"}};
+}
+
 }  // namespace ferry::support

@@ -17,18 +17,12 @@
 namespace ferry::distckpt {
 namespace s3_test {
 
+using support::anonymous_s3;
 using support::Environment;
 using support::fails;
 using support::stub_answer;
 using support::StubRequest;
 using support::StubServer;
-
-// Nobody's keys, and `endpoint` for S3.
-Environment anonymous(const std::string& endpoint) {
-  return {{"AWS_ENDPOINT_URL_S3", endpoint}, {"AWS_ENDPOINT_URL", ""},   {"AWS_ACCESS_KEY_ID", ""},
-          {"AWS_SECRET_ACCESS_KEY", ""},     {"AWS_SESSION_TOKEN", ""},  {"AWS_REGION", ""},
-          {"AWS_DEFAULT_REGION", ""},        {"FERRY_HTTP_RETRIES", "1"}};
-}
 
 std::span<const std::byte> bytes_of(const std::string& text) {
   return std::as_bytes(std::span(text));
@@ -51,7 +45,7 @@ TEST(S3Address, WithoutABucketIsAnError) {
 }
 
 TEST(S3Request, GoesToTheBucketsHost) {
-  const auto nobody = anonymous("");
+  const auto nobody = anonymous_s3("");
   EXPECT_EQ(s3_request("GET", {.bucket = "runs", .key = "a/b c"}).url,
             "https://runs.s3.us-east-1.amazonaws.com/a/b%20c");
   const Environment region{{"AWS_DEFAULT_REGION", "eu-west-1"}};
@@ -60,7 +54,7 @@ TEST(S3Request, GoesToTheBucketsHost) {
 }
 
 TEST(S3Request, GoesToAnotherEndpointWithTheBucketInItsPath) {
-  const auto nobody = anonymous("http://127.0.0.1:9//");
+  const auto nobody = anonymous_s3("http://127.0.0.1:9//");
   const auto request =
       s3_request("GET", {.bucket = "runs"}, {{"prefix", "a/b&c"}, {"list-type", "2"}});
   EXPECT_EQ(request.url, "http://127.0.0.1:9/runs/?list-type=2&prefix=a%2Fb%26c");
@@ -68,13 +62,13 @@ TEST(S3Request, GoesToAnotherEndpointWithTheBucketInItsPath) {
 }
 
 TEST(S3Request, RefusesAnEndpointThatIsNoAddress) {
-  const auto wrong = anonymous("localhost:9000");
+  const auto wrong = anonymous_s3("localhost:9000");
   EXPECT_TRUE(fails(ErrorKind::kUsage, {"AWS_ENDPOINT_URL_S3", "https:// or http://"},
                     [] { s3_request("GET", {.bucket = "runs"}); }));
 }
 
 TEST(S3Request, RefusesOneKeyOfTwo) {
-  const auto nobody = anonymous("http://127.0.0.1:9");
+  const auto nobody = anonymous_s3("http://127.0.0.1:9");
   const Environment half{{"AWS_ACCESS_KEY_ID", "me"}};
   EXPECT_TRUE(fails(ErrorKind::kUsage, {"only one of the two is set"},
                     [] { s3_request("GET", {.bucket = "runs"}); }));
@@ -82,7 +76,7 @@ TEST(S3Request, RefusesOneKeyOfTwo) {
 
 TEST(S3Request, BearsASignature) {
   const StubServer server([](const StubRequest&) { return stub_answer(200); });
-  const auto nobody = anonymous(server.url());
+  const auto nobody = anonymous_s3(server.url());
   const Environment keys{{"AWS_ACCESS_KEY_ID", "me"},
                          {"AWS_SECRET_ACCESS_KEY", "secret"},
                          {"AWS_SESSION_TOKEN", "session"},
@@ -100,7 +94,7 @@ TEST(S3Request, BearsASignature) {
 // The error that an answer to one request becomes.
 Error error_of(const std::string& answer) {
   const StubServer server([&](const StubRequest&) { return answer; });
-  const auto nobody = anonymous(server.url());
+  const auto nobody = anonymous_s3(server.url());
   const S3Place place{.bucket = "runs", .key = "a"};
   try {
     s3_send(s3_request("GET", place), place);
@@ -147,7 +141,7 @@ std::string page_of(const std::string& objects, const std::string& more = "") {
 
 std::map<std::string, std::int64_t> list_of(const StubServer::Answer& answer) {
   const StubServer server(answer);
-  const auto nobody = anonymous(server.url());
+  const auto nobody = anonymous_s3(server.url());
   std::map<std::string, std::int64_t> found;
   s3_list({.bucket = "runs"}, "a/",
           [&](std::string key, std::int64_t size) { found.emplace(std::move(key), size); });
@@ -157,7 +151,9 @@ std::map<std::string, std::int64_t> list_of(const StubServer::Answer& answer) {
 TEST(S3List, GoesOnPageByPage) {
   const auto found = list_of([](const StubRequest& asked) {
     const bool first = asked.target.find("continuation-token") == std::string::npos;
-    if (!first) EXPECT_NE(asked.target.find("continuation-token=on%2Bon"), std::string::npos);
+    if (!first) {
+      EXPECT_NE(asked.target.find("continuation-token=on%2Bon"), std::string::npos);
+    }
     return first ? page_of("<Contents><Key>a/1</Key><Size>10</Size></Contents>",
                            "<IsTruncated>true</IsTruncated>"
                            "<NextContinuationToken>on+on</NextContinuationToken>")
@@ -206,7 +202,7 @@ class S3UploadTest : public testing::Test {
   std::function<std::string(const StubRequest&)> other{};
   S3Place place_{.bucket = "runs", .key = "a"};
   StubServer server_{[this](const StubRequest& asked) { return answer(asked); }};
-  Environment environment_ = anonymous(server_.url());
+  Environment environment_ = anonymous_s3(server_.url());
 };
 
 TEST_F(S3UploadTest, OfOneRequestIsCheckedByItsMd5) {
