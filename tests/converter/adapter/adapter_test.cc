@@ -4,7 +4,6 @@
 #include <cmath>
 #include <cstring>
 #include <filesystem>
-#include <random>
 #include <string>
 #include <vector>
 
@@ -17,6 +16,7 @@
 #include "converter/verify.h"
 #include "distckpt/formats/safetensors.h"
 #include "distckpt/storage/file_io.h"
+#include "tests/converter/adapter/peft_files.h"
 #include "tests/support/expect.h"
 #include "tests/support/files.h"
 #include "tests/support/models/tiny_model.h"
@@ -27,18 +27,14 @@ namespace adapter_test {
 
 namespace fs = std::filesystem;
 using distckpt::DType;
+using peft_files::random_factors;
+using peft_files::small_integers;
+using peft_files::write_peft;
 using support::fails;
 using support::TempDir;
 
 constexpr std::string_view kUp = "model.layers.1.mlp.up_proj.weight";
 constexpr std::string_view kQuery = "model.layers.0.self_attn.q_proj.weight";
-
-struct Factors {
-  std::string module{};        // "model.layers.0.self_attn.q_proj"
-  std::vector<float> right{};  // lora_A: [rank, columns]
-  std::vector<float> left{};   // lora_B: [rows, rank]
-  std::int64_t rank = 0;
-};
 
 // A tensor of the only weight file of a folder, as fp32.
 std::vector<float> values_of(const fs::path& folder, std::string_view name) {
@@ -55,41 +51,6 @@ std::vector<float> values_of(const fs::path& folder, std::string_view name) {
   return {};
 }
 
-// Writes an adapter as PEFT does, by hand.
-void write_peft(const fs::path& folder, const std::vector<Factors>& all, const std::string& more) {
-  fs::create_directories(folder);
-  const auto rank = all.front().rank;
-  distckpt::write_text(
-      folder / kAdapterConfig,
-      fmt::format(R"({{"peft_type": "LORA", "r": {}, "lora_alpha": {}{}}})", rank, 2 * rank, more));
-  std::string header = "{", bytes;
-  for (const auto& factors : all) {
-    const auto add = [&](const char* part, const std::vector<float>& values, auto rows) {
-      header += fmt::format(
-          R"({}"base_model.model.{}.{}.weight": {{"dtype": "F32", "shape": [{}, {}], "data_offsets": [{}, {}]}})",
-          header.size() == 1 ? "" : ", ", factors.module, part, rows, std::ssize(values) / rows,
-          bytes.size(), bytes.size() + values.size() * 4);
-      bytes.append(reinterpret_cast<const char*>(values.data()), values.size() * 4);
-    };
-    add("lora_A", factors.right, factors.rank);
-    add("lora_B", factors.left, std::ssize(factors.left) / factors.rank);
-  }
-  header += "}";
-  header.resize((header.size() + 7) / 8 * 8, ' ');
-  const auto length = static_cast<std::uint64_t>(header.size());
-  distckpt::write_text(folder / kAdapterWeights,
-                       std::string(reinterpret_cast<const char*>(&length), 8) + header + bytes);
-}
-
-// Small integers: products and sums of them are exact in fp32.
-std::vector<float> small_integers(std::int64_t count, std::uint64_t seed) {
-  std::mt19937_64 random(seed);
-  std::vector<float> values;
-  for (std::int64_t i = 0; i < count; ++i)
-    values.push_back(static_cast<float>(static_cast<int>(random() % 7) - 3));
-  return values;
-}
-
 // A model in fp32 of hidden size 16, feed-forward size 24, 4 heads of 4 channels.
 class AdapterTest : public testing::Test {
  protected:
@@ -100,14 +61,8 @@ class AdapterTest : public testing::Test {
   // Changes the up projection of the second layer and the query of the first, by rank 2.
   void write_adapter(const std::string& more = "") {
     write_peft(dir_ / "adapter",
-               {{.module = "model.layers.1.mlp.up_proj",
-                 .right = small_integers(32, 1),
-                 .left = small_integers(48, 2),
-                 .rank = 2},
-                {.module = "model.layers.0.self_attn.q_proj",
-                 .right = small_integers(32, 3),
-                 .left = small_integers(32, 4),
-                 .rank = 2}},
+               {random_factors("model.layers.1.mlp.up_proj", 24, 16, 1),
+                random_factors("model.layers.0.self_attn.q_proj", 16, 16, 3)},
                more);
   }
   MergeReport merge(const std::string& adapter,
@@ -219,19 +174,9 @@ TEST_F(AdapterTest, NothingToSplitIsAnError) {
 }
 
 TEST_F(AdapterTest, RefusesFactorsThatDoNotFitTheBase) {
-  write_peft(dir_ / "adapter",
-             {{.module = "model.layers.0.self_attn.q_proj",
-               .right = small_integers(24, 1),
-               .left = small_integers(32, 2),
-               .rank = 2}},
-             "");
+  write_peft(dir_ / "adapter", {random_factors("model.layers.0.self_attn.q_proj", 16, 12, 1)});
   EXPECT_TRUE(fails(ErrorKind::kLayout, {kQuery}, [&] { merge("adapter", "merged"); }));
-  write_peft(dir_ / "adapter",
-             {{.module = "model.layers.9.self_attn.q_proj",
-               .right = small_integers(32, 1),
-               .left = small_integers(32, 2),
-               .rank = 2}},
-             "");
+  write_peft(dir_ / "adapter", {random_factors("model.layers.9.self_attn.q_proj", 16, 16, 1)});
   EXPECT_TRUE(fails(ErrorKind::kLayout, {"model.layers.9.self_attn.q_proj"},
                     [&] { merge("adapter", "merged"); }));
   EXPECT_FALSE(fs::exists(dir_ / "merged"));

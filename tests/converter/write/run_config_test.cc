@@ -1,0 +1,186 @@
+// run_config.yaml: fields of Megatron-Bridge's providers out of Megatron-LM's arguments.
+// tests/interop/convert has it read by Megatron-Bridge.
+#include "converter/write/run_config.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <string>
+
+#include "converter/convert.h"
+#include "converter/families/megatron_args.h"
+#include "converter/optimizer/common_state.h"
+#include "distckpt/base/error.h"
+#include "distckpt/storage/file_io.h"
+#include "tests/support/expect.h"
+#include "tests/support/models/tiny_model.h"
+#include "tests/support/temp_dir.h"
+
+namespace ferry::converter {
+namespace run_config_test {
+
+namespace fs = std::filesystem;
+using models::TransformerConfig;
+using support::fails;
+
+TransformerConfig config_of(const support::TinyModel& model) {
+  const support::TempDir dir;
+  support::write_tiny_model(model, dir.path(), 1);
+  return open(dir.path()).map.config;
+}
+
+std::string text_of(const TransformerConfig& config,
+                    const models::ParallelConfig& parallel = {},
+                    const std::string& hf_model_id = "") {
+  constexpr std::string_view kGlobals[] = {"argparse.Namespace"};
+  distckpt::PickleWriter pickle;
+  write_common_state(pickle, config, parallel, {}, std::nullopt);
+  const auto common = distckpt::Pickle::parse(pickle.finish(),
+                                              {.source = "common.pt", .allowed_globals = kGlobals});
+  return run_config_text(find_args(common.root()).value(), config.family, hf_model_id);
+}
+
+// The value of a field, as YAML; "none" where there is no such field.
+std::string field(const std::string& text, const std::string& name) {
+  const auto begin = text.find("\n  " + name + ": ");
+  if (begin == std::string::npos) return "none";
+  const auto value = begin + name.size() + 5;
+  return text.substr(value, text.find('\n', value) - value);
+}
+
+TEST(RunConfig, HasTheShapesAndTheLayoutOfTheModel) {
+  const auto text =
+      text_of(config_of({}), {.tensor_model_parallel_size = 2, .pipeline_model_parallel_size = 2});
+  EXPECT_TRUE(
+      text.starts_with("model:\n  _target_: "
+                       "\"megatron.bridge.models.gpt_provider.GPTModelProvider\"\n"));
+  EXPECT_EQ(field(text, "num_layers"), "2");
+  EXPECT_EQ(field(text, "hidden_size"), "16");
+  EXPECT_EQ(field(text, "ffn_hidden_size"), "24");
+  EXPECT_EQ(field(text, "num_query_groups"), "2");
+  EXPECT_EQ(field(text, "tensor_model_parallel_size"), "2");
+  EXPECT_EQ(field(text, "pipeline_model_parallel_size"), "2");
+  EXPECT_EQ(field(text, "gated_linear_unit"), "true");
+  EXPECT_EQ(field(text, "activation_func"),
+            R"({"_target_": "torch.nn.functional.silu", "_call_": false})");
+  EXPECT_EQ(field(text, "params_dtype"), R"({"_target_": "torch.bfloat16", "_call_": false})");
+}
+
+TEST(RunConfig, WritesNumbersThatYamlTakesForNumbers) {
+  auto config = config_of({});
+  config.layernorm_epsilon = 1e-5;
+  EXPECT_EQ(field(text_of(config), "layernorm_epsilon"), "1.0e-05");
+  config.layernorm_epsilon = 2.5e-7;
+  EXPECT_EQ(field(text_of(config), "layernorm_epsilon"), "2.5e-07");
+}
+
+TEST(RunConfig, SaysWhetherTheEmbeddingIsTheHead) {
+  EXPECT_EQ(field(text_of(config_of({})), "share_embeddings_and_output_weights"), "false");
+  EXPECT_EQ(field(text_of(config_of({.family = "qwen2", .tied = true})),
+                  "share_embeddings_and_output_weights"),
+            "true");
+}
+
+TEST(RunConfig, OfExpertsSaysHowTokensReachThem) {
+  const auto text = text_of(config_of({.family = "qwen3_moe"}));
+  EXPECT_EQ(field(text, "num_moe_experts"), "4");
+  EXPECT_EQ(field(text, "moe_token_dispatcher_type"), "\"alltoall\"");
+  EXPECT_EQ(field(text_of(config_of({})), "moe_token_dispatcher_type"), "none");
+}
+
+TEST(RunConfig, OfLatentAttentionIsAnotherProviderWithItsOwnLayers) {
+  const auto text = text_of(config_of({.family = "deepseek_v3", .q_lora = 8}));
+  EXPECT_EQ(field(text, "kv_lora_rank"), "6");
+  EXPECT_EQ(field(text, "q_lora_rank"), "8");
+  EXPECT_NE(text.find("mla_provider.MLAModelProvider"), std::string::npos);
+  EXPECT_NE(field(text, "transformer_layer_spec").find("get_gpt_decoder_block_spec"),
+            std::string::npos);
+  const auto plain = text_of(config_of({}));
+  EXPECT_EQ(field(plain, "kv_lora_rank"), "none");
+  EXPECT_EQ(field(plain, "transformer_layer_spec"), "none");
+}
+
+TEST(RunConfig, NamesTheModelThatItCameFrom) {
+  EXPECT_EQ(field(text_of(config_of({}), {}, "org/name"), "hf_model_id"), "\"org/name\"");
+  EXPECT_EQ(field(text_of(config_of({})), "hf_model_id"), "none");
+}
+
+// The reason why Megatron-Bridge cannot make a model.
+std::string problem(const TransformerConfig& config) {
+  return run_config_problem(config).value_or("none");
+}
+
+TEST(RunConfigProblem, OfPlainModelsIsNone) {
+  EXPECT_EQ(problem(config_of({})), "none");
+  EXPECT_EQ(problem(config_of({.family = "deepseek_v3", .q_lora = 8})), "none");
+}
+
+TEST(RunConfigProblem, IsAFamilyThatMegatronBridgeMakesOtherwise) {
+  EXPECT_EQ(problem(config_of({.family = "mixtral"})),
+            "mixtral: Megatron-Bridge's model of this family is not known");
+}
+
+TEST(RunConfigProblem, IsAHeadThatIsNoLanguageModels) {
+  EXPECT_EQ(problem(config_of({.head = "Token"})), "llama: Megatron-Bridge has no such head");
+}
+
+TEST(RunConfigProblem, IsLatentAttentionWithoutARankOfItsQueries) {
+  EXPECT_NE(problem(config_of({.family = "deepseek_v2"})).find("has no q_lora_rank"),
+            std::string::npos);
+}
+
+TEST(RunConfigProblem, IsAScalingOfPositionsWithoutAnArgument) {
+  auto config = config_of({});
+  config.rope_scaling.type = "longrope";
+  EXPECT_EQ(problem(config),
+            "llama: scales positions by longrope, for which Megatron-LM has no argument");
+  config.rope_scaling.type = "llama3";
+  EXPECT_EQ(problem(config), "none");
+  config.rope_scaling.type = "yarn";  // an argument of latent attention alone
+  EXPECT_NE(problem(config), "none");
+}
+
+TEST(RunConfigProblem, IsTwoKindsOfAttention) {
+  auto config = config_of({});
+  config.window_attn_skip_freq = {true, false};
+  EXPECT_EQ(problem(config), "llama: has layers of two kinds of attention");
+}
+
+TEST(RunConfigProblem, IsAPartOfAModel) {
+  const support::TempDir dir;
+  support::write_tiny_model({}, dir.path(), 1);
+  auto source = open(dir.path());
+  EXPECT_FALSE(run_config_problem(source, MegatronLayout::kLanguageModel));
+  source.hf->part = {{.include = {"model.norm.weight"}}};
+  EXPECT_EQ(run_config_problem(source, MegatronLayout::kLanguageModel),
+            "llama: Megatron-Bridge opens whole language models");
+}
+
+class WriteRunConfig : public testing::Test {
+ protected:
+  WriteRunConfig() {
+    support::write_tiny_model({}, dir_ / "hf", 1);
+    convert({.from = dir_ / "hf", .to = dir_ / "megatron"});
+  }
+  support::TempDir dir_;
+};
+
+TEST_F(WriteRunConfig, ReplacesTheOneBesideACheckpoint) {
+  const auto checkpoint = open(dir_ / "megatron");
+  const auto path = checkpoint.location.folder / kRunConfig;
+  const auto converted = distckpt::read_text(path);
+  distckpt::write_text(path, "model: null\n");
+  EXPECT_EQ(write_run_config(checkpoint, ""), path);
+  EXPECT_EQ(distckpt::read_text(path), converted);
+  write_run_config(checkpoint, "org/name");
+  EXPECT_EQ(field(distckpt::read_text(path), "hf_model_id"), "\"org/name\"");
+}
+
+TEST_F(WriteRunConfig, RefusesACheckpointOfAnotherFormat) {
+  EXPECT_TRUE(fails(ErrorKind::kUsage, {"hf: is no torch_dist checkpoint with arguments"},
+                    [&] { write_run_config(open(dir_ / "hf"), ""); }));
+  EXPECT_FALSE(fs::exists(dir_ / "hf" / kRunConfig));
+}
+
+}  // namespace run_config_test
+}  // namespace ferry::converter
