@@ -11,6 +11,7 @@
 
 #include "cli/program.h"
 #include "distckpt/storage/file_io.h"
+#include "tests/cli/outcome.h"
 #include "tests/support/files.h"
 #include "tests/support/models/tiny_model.h"
 #include "tests/support/temp_dir.h"
@@ -23,28 +24,9 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 using support::same_tree;
 
-struct Outcome {
-  int status = 0;
-  std::string out{};
-  std::string err{};
-
-  json report() const { return json::parse(out); }
-  bool says(const std::string& words) const { return out.find(words) != std::string::npos; }
-  bool complains(const std::string& words) const { return err.find(words) != std::string::npos; }
-};
-
 Outcome ferry(std::vector<std::string> arguments) {
-  arguments.insert(arguments.begin(), "ferry");
-  std::vector<char*> argv;
-  for (auto& argument : arguments) argv.push_back(argument.data());
-  argv.push_back(nullptr);
-  testing::internal::CaptureStdout();
-  testing::internal::CaptureStderr();
-  Outcome outcome;
-  outcome.status = run_program(static_cast<int>(arguments.size()), argv.data(), add_file_commands);
-  outcome.out = testing::internal::GetCapturedStdout();
-  outcome.err = testing::internal::GetCapturedStderr();
-  return outcome;
+  return run(std::move(arguments),
+             [](int argc, char** argv) { return run_program(argc, argv, add_file_commands); });
 }
 
 TEST(Program, WithoutASubcommandIsTrouble) {
