@@ -22,13 +22,13 @@ struct StoredTensor {
 };
 
 template <typename T>
-StoredTensor stored_tensor(std::string name,
-                           std::vector<std::int64_t> shape,
+StoredTensor stored_tensor(const std::string& name,
+                           const std::vector<std::int64_t>& shape,
                            const std::vector<T>& values,
-                           std::string dtype = "F32") {
-  return {.name = std::move(name),
-          .dtype = std::move(dtype),
-          .shape = std::move(shape),
+                           const std::string& dtype = "F32") {
+  return {.name = name,
+          .dtype = dtype,
+          .shape = shape,
           .bytes = {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)}};
 }
 

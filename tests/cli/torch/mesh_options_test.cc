@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cli/torch/commands.h"
+#include "distckpt/base/error.h"
 #include "models/distributed/parallel_state.h"
 #include "tests/support/remote/environment.h"
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "converter/adapter/convert_adapter.h"
+#include "converter/convert.h"
 #include "distckpt/base/error.h"
 #include "tests/converter/adapter/peft_files.h"
 #include "tests/support/expect.h"

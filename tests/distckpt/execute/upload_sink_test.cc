@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -87,7 +88,7 @@ class Store {
     std::string xml = "<L>";
     for (const auto& [key, ids] : left)
       for (const auto& id : ids)
-        xml += "<Upload><Key>" + key + "</Key><UploadId>" + id + "</UploadId></Upload>";
+        xml.append("<Upload><Key>" + key + "</Key><UploadId>" + id + "</UploadId></Upload>");
     return xml + "</L>";
   }
   std::string parts() const {
@@ -104,7 +105,9 @@ class Store {
 class UploadSinkTest : public testing::Test {
  protected:
   // A file of `size` bytes, of which those of `protect` have a checksum.
-  void open(std::int64_t size, bool resume = false, std::vector<ChecksumRange> protect = {}) {
+  void open(std::int64_t size,
+            bool resume = false,
+            const std::vector<ChecksumRange>& protect = {}) {
     bytes_ = support::Random(1).bytes(size);
     files_ = std::make_unique<FileSink>(
         std::vector<Storage>{FileStorage{.path = dir_ / "a", .size = size}}, protect,
