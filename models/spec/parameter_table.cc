@@ -46,7 +46,10 @@ constexpr ExtraStateRow kGroupedQueryAttentionStates[] = {
     {"self_attention.core_attention"},  // megatron-core up to 0.14 insists on it
     {"self_attention.q_layernorm", kQkNorm},
     {"self_attention.k_layernorm", kQkNorm},
+    {"self_attention.q_layernorm", kQkNormFull},
+    {"self_attention.k_layernorm", kQkNormFull},
     {"self_attention.linear_proj.post_layernorm", kLinearNorms},
+    {"post_self_attn_layernorm", kLayerNorms},
 };
 
 // clang-format off
@@ -129,6 +132,12 @@ constexpr ExtraStateRow kLatentAttentionStates[] = {
     {"self_attention.linear_kv_up_proj"},
     {"self_attention.linear_proj"},
     {"self_attention.core_attention"},  // megatron-core up to 0.14 insists on it
+    {"self_attention.q_layernorm", kSparse},
+    {"self_attention.kv_layernorm", kSparse},
+    {"self_attention.core_attention.indexer.linear_wq_b", kSparse},
+    {"self_attention.core_attention.indexer.linear_wk", kSparse},
+    {"self_attention.core_attention.indexer.k_norm", kSparse},
+    {"self_attention.core_attention.indexer.linear_weights_proj", kSparse},
 };
 
 // The parameters in_proj.weight and conv1d.weight have keys for each of their parts.
@@ -195,7 +204,11 @@ constexpr OtherName kGatedMlpOther[] = {
     {"post_mlp_layernorm.weight", "mlp.post_mlp_layernorm.weight"},
 };
 constexpr ExtraStateRow kGatedMlpStates[] = {
-    {"mlp.linear_fc1"}, {"mlp.linear_fc2"}, {"mlp.linear_fc2.post_layernorm", kLinearNorms}};
+    {"mlp.linear_fc1"},
+    {"mlp.linear_fc2"},
+    {"mlp.linear_fc2.post_layernorm", kLinearNorms},
+    {"post_mlp_layernorm", kLayerNorms},
+};
 
 // clang-format off
 constexpr ParameterRow kMoe[] = {

@@ -225,20 +225,26 @@ def install_te_stub(version="2.6.0"):
             q, k, v = (t.permute(1, 2, 0, 3) for t in (q, k, v))
             r = q.shape[1] // k.shape[1]
             k, v = k.repeat_interleave(r, 1), v.repeat_interleave(r, 1)
+            near = self.near(q.shape[2])
             if self.softmax_offset is not None:
-                return self.with_sinks(q, k, v)
-            o = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.softmax_scale)
+                o = self.with_sinks(q, k, v, near)
+            elif near is None:
+                o = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.softmax_scale)
+            else:
+                o = F.scaled_dot_product_attention(q, k, v, near, scale=self.softmax_scale)
             return o.permute(2, 0, 1, 3).reshape(o.shape[2], o.shape[0], -1)
-        def with_sinks(self, q, k, v):  # one more score for each row, whose value is nothing
-            n = q.shape[2]
-            scores = q @ k.transpose(-1, -2) * (self.softmax_scale or q.shape[-1] ** -0.5)
+        def near(self, n):  # [n, n]: what each token sees; None where it is all that comes before it
+            if self.softmax_offset is None and (self.window is None or self.window[0] < 0):
+                return None
             near = torch.ones(n, n, dtype=torch.bool).tril()
-            if self.window is not None:
+            if self.window is not None and self.window[0] >= 0:
                 near &= ~torch.ones(n, n, dtype=torch.bool).tril(-self.window[0] - 1)
+            return near
+        def with_sinks(self, q, k, v, near):  # one more score for each row, whose value is nothing
+            scores = q @ k.transpose(-1, -2) * (self.softmax_scale or q.shape[-1] ** -0.5)
             sink = self.softmax_offset.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
             scores = torch.cat([scores.masked_fill(~near, float("-inf")), sink], -1)
-            o = scores.softmax(-1)[..., :-1] @ v
-            return o.permute(2, 0, 1, 3).reshape(n, o.shape[0], -1)
+            return scores.softmax(-1)[..., :-1] @ v
 
     def l2norm(x, eps=1e-6):  # of flash-linear-attention, without which megatron-core has no delta net; its kernels are not called
         return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + eps)

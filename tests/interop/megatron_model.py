@@ -78,6 +78,23 @@ def build_config(a, tp, pp, ep, etp, dtype, te, extra=None):
     return config
 
 
+def with_norms_after(spec):
+    """The layer of a spec with GLM-4's norms of what attention and feed-forward give, under the names of slime's Megatron-LM, which has them."""
+    from megatron.core.extensions.transformer_engine import TENorm
+    from megatron.core.transformer.transformer_layer import TransformerLayer
+
+    class NormsAfter(TransformerLayer):
+        def __init__(self, config, *arguments, **options):
+            super().__init__(config, *arguments, **options)
+            for name, module in (("post_self_attn_layernorm", self.self_attention), ("post_mlp_layernorm", self.mlp)):
+                norm = TENorm(config, config.hidden_size, config.layernorm_epsilon)
+                setattr(self, name, norm)
+                module.register_forward_hook(lambda _, inputs, outputs, norm=norm: (norm(outputs[0]), outputs[1]))
+
+    spec.module = NormsAfter
+    return spec
+
+
 def build_model(a, tp, pp, ep, etp, dtype, te, vpad, extra=None):
     from megatron.core import parallel_state as ps
     from megatron.core.models.gpt import gpt_layer_specs as S
@@ -100,6 +117,8 @@ def build_model(a, tp, pp, ep, etp, dtype, te, vpad, extra=None):
         spec = S.get_gpt_decoder_block_spec(cfg, **kw)
     elif te:
         spec = S.get_gpt_layer_with_transformer_engine_spec(qk_layernorm=cfg.qk_layernorm)
+        if a["post_norms"]:
+            spec = with_norms_after(spec)
     else:
         spec = S.get_gpt_layer_local_spec(qk_layernorm=cfg.qk_layernorm, normalization="RMSNorm")
     if te and a.get("sinks"):  # the stand-in has them, whatever release it says it is

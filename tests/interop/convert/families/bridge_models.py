@@ -55,47 +55,56 @@ def name_heads_of_global_layers(config):
         text.global_head_dim, text.num_global_key_value_heads = layer.head_dim, layer.num_key_value_heads
 
 
-def empty_model(folder):
+FUSIONS = ("gradient_accumulation", "bias_activation", "bias_dropout", "masked_softmax", "moe_permute", "moe_router", "cross_entropy_loss", "apply_rope")
+
+
+def begin(*absent):
+    """Readies this process, of one rank, for Megatron-Bridge, before it is imported; `absent` are further modules that shall be empty."""
+    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="0", NVTE_ALLOW_NONDETERMINISTIC_ALGO="0")
+    typing.override = getattr(typing, "override", lambda method: method)  # Python 3.11 lacks it
+    install_cpu_patches()
+    install_te_stub("2.9.0")
+    install_mamba_stub()
+    install_empty_modules(*absent)
+    torch.distributed.init_process_group("gloo", rank=0, world_size=1, store=torch.distributed.HashStore())
     from megatron.core import parallel_state
+    from megatron.core.extensions import transformer_engine as extension
     from megatron.core.tensor_parallel import random
+    from megatron.core.transformer import attention
+    from megatron.core.transformer.moe import moe_utils
+    for module in (extension, attention, moe_utils):
+        module.SplitAlongDim = module.te_general_gemm = None  # torch's own do
     parallel_state.initialize_model_parallel(1, 1)
     random.initialize_rng_tracker()
     random.get_cuda_rng_tracker().fork = lambda *_, **__: contextlib.nullcontext()
     import megatron.bridge.models.conversion.param_mapping as param_mapping
     import megatron.bridge.models.conversion.utils as utils
     import megatron.core.transformer.transformer_block as transformer_block
-    from megatron.bridge import AutoBridge
     transformer_block.get_cpu_offload_context = None
     for module in (utils, param_mapping):
         if hasattr(module, "is_modelopt_dynamic_module"):
             module.is_modelopt_dynamic_module = lambda _: False
-    bridge = AutoBridge.from_hf_pretrained(folder)
-    name_heads_of_global_layers(bridge.hf_pretrained.config)
-    provider = bridge.to_megatron_provider(load_weights=False)
-    fused = ("gradient_accumulation", "bias_activation", "bias_dropout", "masked_softmax", "moe_permute", "moe_router", "cross_entropy_loss", "apply_rope")
-    settings = {"use_cpu_initialization": True, "params_dtype": torch.bfloat16, "bf16": True, "persist_layer_norm": False, "deterministic_mode": True,
-                "mtp_num_layers": int(has_prediction(folder)) or None, "should_pad_vocab": False, "make_vocab_size_divisible_by": 1, **{f"{what}_fusion": False for what in fused},
-                "moe_permute_fusion": False}
-    for name, value in settings.items():
+
+
+def set_up(provider, dtype, **settings):
+    """Lets a model of Megatron-Bridge be made on the CPU, in one dtype, without fused kernels and with `settings`, as far as it has them."""
+    plain = {"use_cpu_initialization": True, "params_dtype": dtype, "bf16": dtype == torch.bfloat16, "persist_layer_norm": False, "deterministic_mode": True}
+    for name, value in {**plain, **{f"{what}_fusion": False for what in FUSIONS}, **settings}.items():
         if hasattr(provider, name):
             setattr(provider, name, value)
     provider.finalize()
+
+
+def empty_model(folder):
+    from megatron.bridge import AutoBridge
+    bridge = AutoBridge.from_hf_pretrained(folder)
+    name_heads_of_global_layers(bridge.hf_pretrained.config)
+    provider = bridge.to_megatron_provider(load_weights=False)
+    set_up(provider, torch.bfloat16, mtp_num_layers=int(has_prediction(folder)) or None, should_pad_vocab=False, make_vocab_size_divisible_by=1)
     model = provider.provide(pre_process=True, post_process=True)
     for parameter in model.parameters():
         parameter.data = parameter.data.to(torch.bfloat16)
     return bridge, model
-
-
-def begin():
-    """Readies this process for Megatron-Bridge, before it is imported."""
-    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=os.environ.get("MASTER_PORT", "29617"),
-                      NVTE_ALLOW_NONDETERMINISTIC_ALGO="0")
-    typing.override = getattr(typing, "override", lambda method: method)  # Python 3.11 lacks it
-    install_cpu_patches()
-    install_te_stub("2.9.0")
-    install_mamba_stub()
-    install_empty_modules()
-    torch.distributed.init_process_group("gloo", rank=0, world_size=1)
 
 
 def main():

@@ -1,0 +1,110 @@
+"""Models that Megatron-Bridge 0.6.2 makes (its providers and layers, megatron-core's GPTModel) load what Ferry writes of a family, and compute the logits
+of transformers. The families that megatron-core builds by itself are in test_write_for_megatron.py."""
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from support import DATA, HERE, PEERS, iteration_folder, run_ok
+
+TP_PP, TP_EP = ["--tp", 2, "--pp", 2], ["--tp", 2, "--ep", 4, "--etp", 1]
+PREDICTING = ["--pp", 2, "--ep", 2, "--tp", 2, "--pipeline-model-parallel-layout", "Et|tmL"]
+YARN = {"yarn_original_max_position_embeddings": 16, "yarn_correction_range_round_to_int": True}
+ALTERNATE = {"interleaved_attn_pattern": [1, 1]}
+SPARSE = {"bridge": ["glm_moe_dsa.glm5_bridge", "GLM5Bridge"], "settings": {"mtp_num_layers": None}}
+KIMI = {"bridge": ["kimi.kimi_bridge", "KimiK2Bridge"]}
+FAMILIES = {  # name: options of `ferry convert`, and what Megatron-Bridge does not find in config.json
+    "gemma2": (["--tp", 2], {}),
+    "gemma3_text": (TP_PP, {"settings": ALTERNATE}),  # it takes five layers of windows to one without
+    "gemma3": (TP_PP, {"settings": {**ALTERNATE, "is_vision_language": False}}),  # windows of text, not of images
+    "gemma4_text": (TP_PP, {}),
+    "gemma4": (TP_EP, {}),
+    "gemma4_e2b": (TP_PP, {}),
+    "gemma4_e4b": (TP_PP, {}),
+    "ernie4_5_moe": (TP_EP, {"settings": {"moe_router_score_function": "softmax", "moe_router_enable_expert_bias": False}}),  # it takes the sigmoid
+    "olmoe": (TP_EP, {}),
+    "minimax_m2": (TP_EP, {"settings": {"rotary_percent": 0.5}}),  # it looks for rotary_dim
+    "ministral3": (TP_PP, {"bridge": ["ministral3.ministral3_bridge", "Ministral3Bridge"], "settings": {**YARN, "yarn_rotary_scaling_factor": 4.0}}),
+    "mistral3": (TP_PP, {"settings": YARN}),  # its YaRN is that of the released models
+    "qwen2_5_vl": (TP_PP, {"settings": {"mrope_section": [2, 1, 1]}}),
+    "qwen3_vl": (TP_PP, {}),
+    "qwen3_vl_moe": (["--tp", 2, "--ep", 3], {}),
+    "kimi_k2": (["--tp", 2, "--ep", 2], {**KIMI, "settings": {"moe_router_score_function": "sigmoid", "mtp_num_layers": None}}),
+    "kimi_k25": (TP_EP, {**KIMI, "settings": {"moe_router_score_function": "sigmoid"}}),
+    "bailing_moe_v2": (PREDICTING, {"settings": {"moe_shared_expert_intermediate_size": 40}}),  # it counts one shared expert
+    "glm_moe_dsa": (PREDICTING, {**SPARSE, "of_config": {"indexer_rope_interleave": True, "first_k_dense_replace": 1}}),
+    "deepseek_v32": (PREDICTING, {**SPARSE, "of_config": {"indexer_rope_interleave": False, "first_k_dense_replace": 1}}),
+}
+# Half a unit in the last place of each weight changes Gemma 4's logits by 2e-4, so sharp is its attention. The norms of latent queries and keys have an
+# epsilon of 1e-6 in transformers, of config.json's 1e-5 in megatron-core.
+TOLERANCES = {name: 1e-3 if name.startswith("gemma4") else 5e-5 if "bridge" in case and "GLM5Bridge" in case["bridge"] else 2e-5
+              for name, (_, case) in FAMILIES.items()}
+
+
+def changed(name, to, config=None, weights=None):
+    """-> a copy of a tiny model with another configuration, or other weights"""
+    from safetensors.torch import load_file, save_file
+    shutil.copytree(DATA / f"hf_{name}/hf", to)
+    if config:
+        (to / "config.json").write_text(json.dumps({**json.loads((to / "config.json").read_text()), **config}))
+    if weights:
+        tensors = load_file(to / "model.safetensors")
+        save_file({**tensors, **weights(tensors)}, to / "model.safetensors", metadata={"format": "pt"})
+    return to
+
+
+def ungrouped(tensors):
+    """A key and a value for each of the eight queries: Megatron-Bridge's norms of OLMoE know no others."""
+    import torch
+    torch.manual_seed(5)
+    return {name: torch.randn(48, *t.shape[1:]).to(t.dtype) for name, t in tensors.items() if name.split(".")[-2] in ("k_proj", "v_proj", "k_norm")}
+
+
+def exchanged(tensors):
+    """The norms of a layer, exchanged"""
+    layer = "model.language_model.layers.3."
+    one, other = layer + "post_attention_layernorm.weight", layer + "post_feedforward_layernorm.weight"
+    return {one: tensors[other], other: tensors[one]}
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    """{family: what logits_with_bridge.py says}, of one process"""
+    work = tmp_path_factory.mktemp("bridge")
+    folders = {name: DATA / f"hf_{name}/hf" for name in FAMILIES}
+    folders["olmoe"] = changed("olmoe", work / "olmoe", {"num_key_value_heads": 8}, ungrouped)
+    # Without biases of experts, which megatron-core has not beside a softmax.
+    folders["ernie4_5_moe"] = changed("ernie4_5_moe", work / "ernie4_5_moe", weights=lambda tensors: {
+        name: t.zero_() for name, t in tensors.items() if name.endswith("e_score_correction_bias")})
+    folders["deepseek_v32"] = changed("glm_moe_dsa", work / "deepseek_v32", {"model_type": "deepseek_v32", "architectures": ["DeepseekV32ForCausalLM"]})
+    sources = {**folders, "exchanged": changed("gemma4", work / "exchanged", weights=exchanged)}
+    folders["exchanged"] = folders["gemma4"]
+    # transformers knows Kimi K2 as DeepSeek-V3.
+    folders["kimi_k2"] = DATA / "hf_deepseek_v3/hf"
+    sources["kimi_k2"] = changed("deepseek_v3", work / "kimi_k2", {"model_type": "kimi_k2", "scoring_func": "sigmoid", "topk_method": "noaux_tc"})
+    jobs = {}
+    for name, hf in sources.items():
+        options, job = FAMILIES[name if name in FAMILIES else "gemma4"]
+        run_ok("convert", hf, work / "megatron" / name, *options)
+        jobs[name] = {"hf": str(folders[name]), "checkpoint": str(iteration_folder(work / "megatron" / name)), **job}
+    (work / "jobs.json").write_text(json.dumps(jobs))
+    done = subprocess.run([sys.executable, HERE / "convert/families/logits_with_bridge.py", work / "jobs.json", work / "report.json"], stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True, timeout=600, env=dict(os.environ, PYTHONPATH=f"{PEERS}/mc0192:{PEERS}/mb062"))
+    assert done.returncode == 0, done.stdout[-3000:]
+    return json.loads((work / "report.json").read_text())
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_model_of_megatron_bridge_computes_the_logits_of_transformers(name, report):
+    predictions = [key for key in report[name]["left"] if key.startswith("mtp.")]
+    without = {"ernie4_5_moe": ["decoder.layers.1.mlp.router.expert_bias"]}.get(name, [])
+    assert [key for key in report[name]["left"] if key not in predictions] == without
+    assert bool(predictions) == (FAMILIES[name][1].get("settings", {}).get("mtp_num_layers", 1) is None)
+    assert report[name]["error"] < TOLERANCES[name], report[name]
+
+
+def test_the_logits_tell_two_norms_apart(report):
+    assert report["exchanged"]["error"] > 0.05
