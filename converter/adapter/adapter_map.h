@@ -21,8 +21,8 @@ struct AdaptedParameter {
   // which of query, key and value, or of gate and up, has factors of its own (canonical_lora.py).
   int part = kFused;
   std::int64_t rank = 0;
-  // Tensor parallel ranks that save a gate or an up projection of its own: Megatron-Bridge takes it
-  // for both, and saves the halves of the ranks' rows apart.
+  // Tensor parallel ranks that save a projection with factors of its own. Megatron-Bridge takes a
+  // gate or an up projection for both, and saves the halves of the ranks' rows apart.
   std::int64_t tp = 1;
 };
 

@@ -361,7 +361,7 @@ class MegatronAdapterOpener {
       adapter.adapted.push_back({.megatron = index,
                                  .part = part,
                                  .rank = in->shape[in->shape.rank() - 2],
-                                 .tp = saving_ranks(*out)});
+                                 .tp = saving_ranks(of, *out)});
     }
   }
 
@@ -374,12 +374,12 @@ class MegatronAdapterOpener {
     return nullptr;
   }
 
-  // Each rank saved two halves of its rows.
-  static int saving_ranks(const distckpt::TorchDistTensor& out) {
+  // Each rank saved its rows, in two halves where they are of gate or up.
+  static int saving_ranks(const MegatronTensor& of, const distckpt::TorchDistTensor& out) {
     const int dim = out.shape.rank() - 2;
     std::set<std::int64_t> offsets;
     for (const auto& chunk : out.chunks) offsets.insert(chunk.box.offset[dim]);
-    return std::max(1, static_cast<int>(offsets.size()) / 2);
+    return std::max(1, static_cast<int>(offsets.size()) / (of.merge == Merge::kGateUp ? 2 : 1));
   }
 
   double read_alpha() const {

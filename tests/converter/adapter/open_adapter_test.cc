@@ -155,8 +155,8 @@ TEST_F(OpenAdapter, RefusesACheckpointThatIsNoAdapter) {
 // An adapter of Megatron-Bridge.
 class OpenMegatronAdapter : public OpenAdapter {
  protected:
-  void write(bool shared, int tp) {
-    write_peft(dir_ / "peft", attention(shared));
+  void write(const std::vector<Factors>& factors, int tp) {
+    write_peft(dir_ / "peft", factors);
     convert_adapter({.from = dir_ / "peft",
                      .to = dir_ / "adapter",
                      .base = dir_ / "base",
@@ -173,7 +173,7 @@ class OpenMegatronAdapter : public OpenAdapter {
 };
 
 TEST_F(OpenMegatronAdapter, ReadsItsAlphaBesideIt) {
-  write(true, 1);
+  write(attention(true), 1);
   const auto adapter = opened();
   EXPECT_EQ(adapter.form, AdapterForm::kMegatron);
   EXPECT_FALSE(adapter.canonical);
@@ -184,15 +184,26 @@ TEST_F(OpenMegatronAdapter, ReadsItsAlphaBesideIt) {
 }
 
 TEST_F(OpenMegatronAdapter, KnowsTheRanksThatSavedCanonicalFactors) {
-  write(false, 2);
+  write(attention(false), 2);
   const auto adapter = opened();
   EXPECT_TRUE(adapter.canonical);
   ASSERT_EQ(adapter.adapted.size(), 3U);
   EXPECT_EQ(adapter.adapted[0].tp, 2);
 }
 
+TEST_F(OpenMegatronAdapter, KnowsTheRanksThatSavedTwoHalvesOfGateEach) {
+  const std::string mlp = "model.layers.0.mlp.";
+  write({random_factors(mlp + "gate_proj", 24, 16, 1), random_factors(mlp + "up_proj", 24, 16, 3)},
+        2);
+  const auto adapter = opened();
+  EXPECT_TRUE(adapter.canonical);
+  ASSERT_EQ(adapter.adapted.size(), 2U);
+  EXPECT_EQ(adapter.adapted[0].tp, 2);
+  EXPECT_EQ(adapter.adapted[1].tp, 2);
+}
+
 TEST_F(OpenMegatronAdapter, IsToldItsAlphaWhereItDoesNotSayIt) {
-  write(true, 1);
+  write(attention(true), 1);
   forget_alpha();
   ASSERT_FALSE(configs_.empty());
   EXPECT_TRUE(
@@ -201,7 +212,7 @@ TEST_F(OpenMegatronAdapter, IsToldItsAlphaWhereItDoesNotSayIt) {
 }
 
 TEST_F(OpenMegatronAdapter, TakesAlphaFromTheSectionOfPeftAlone) {
-  write(true, 1);
+  write(attention(true), 1);
   forget_alpha();
   for (const auto& config : configs_)
     distckpt::write_text(config, "model:\n  alpha: 7\npeft:\n  dim: 2\n  alpha: 6\nother:\n");
