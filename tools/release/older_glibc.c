@@ -1,10 +1,29 @@
-/* Two functions of newer C libraries that GCC 12's static runtime calls, so that the programs of a release run with glibc 2.34:
-   RHEL 9, Amazon Linux 2023 and Ubuntu 22.04 have 2.34 and 2.35. -Dstatic_runtime=true links them in. */
+/* What GCC 12's static runtime and headers call of newer C libraries, so that the programs of a release run with glibc 2.28, which
+   RHEL 8 and Debian 10 have. -Dstatic_runtime=true links it in. */
 #define _GNU_SOURCE
 #include <link.h>
+#include <pthread.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <sys/random.h>
+#include <time.h>
+
+/* glibc 2.32; shared_ptr counts without atomic operations where it is not 0. */
+__attribute__((visibility("hidden"))) char __libc_single_threaded = 0;
+
+/* glibc 2.30; std::condition_variable waits by it for a time of steady_clock. Here the wall clock's time is waited for that is as
+   far away: a clock that is set meanwhile ends the wait early or late, and callers look again at what they wait for. */
+__attribute__((visibility("hidden"))) int pthread_cond_clockwait(pthread_cond_t* condition, pthread_mutex_t* mutex, clockid_t clock,
+                                                                 const struct timespec* deadline) {
+  const int64_t second = 1000000000;
+  struct timespec now, wall;
+  if (clock_gettime(clock, &now) != 0 || clock_gettime(CLOCK_REALTIME, &wall) != 0) abort();
+  int64_t left = (deadline->tv_sec - now.tv_sec) * second + deadline->tv_nsec - now.tv_nsec;
+  if (left < 0) left = 0;
+  const int64_t until = wall.tv_nsec + left;
+  const struct timespec wall_deadline = {.tv_sec = wall.tv_sec + until / second, .tv_nsec = until % second};
+  return pthread_cond_timedwait(condition, mutex, &wall_deadline);
+}
 
 /* glibc 2.36; std::random_device calls it. */
 __attribute__((visibility("hidden"))) uint32_t arc4random(void) {
