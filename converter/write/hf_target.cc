@@ -11,6 +11,7 @@
 #include "converter/families/hf_config.h"
 #include "converter/stored/sidecar.h"
 #include "distckpt/base/error.h"
+#include "distckpt/base/json.h"
 #include "distckpt/storage/file_io.h"
 
 namespace ferry::converter {

@@ -9,17 +9,19 @@
 
 namespace ferry {
 
+// JSON as CBOR and back. Throws nlohmann::json::exception for bytes that are none.
+std::string json_to_cbor(const nlohmann::json& json);
+nlohmann::json json_from_cbor(std::string_view bytes);
+
 template <typename T>
 std::string to_cbor(const T& value) {
-  std::string bytes;
-  nlohmann::json::to_cbor(value, bytes);
-  return bytes;
+  return json_to_cbor(value);
 }
 
 // Throws nlohmann::json::exception if the bytes are no value of the type.
 template <typename T>
 T from_cbor(std::string_view bytes) {
-  return nlohmann::json::from_cbor(bytes.begin(), bytes.end()).get<T>();
+  return json_from_cbor(bytes).get<T>();
 }
 
 }  // namespace ferry

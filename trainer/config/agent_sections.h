@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-#include "rollout/text/tool_calls.h"
+#include "rollout/text/tool_format.h"
 #include "trainer/config/choice.h"
 #include "trainer/config/config_rules.h"
 #include "trainer/config/config_table.h"
