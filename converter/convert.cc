@@ -1,6 +1,5 @@
 #include "converter/convert.h"
 
-#include <chrono>
 #include <functional>
 #include <optional>
 #include <utility>
@@ -15,6 +14,7 @@
 #include "converter/write/store_target.h"
 #include "converter/write/target_folder.h"
 #include "distckpt/base/error.h"
+#include "distckpt/base/stopwatch.h"
 #include "distckpt/execute/upload_sink.h"
 #include "distckpt/storage/remote_store.h"
 #include "distckpt/storage/work_folder.h"
@@ -25,10 +25,6 @@ namespace {
 
 using distckpt::Digest;
 using distckpt::Role;
-
-double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
 
 bool is_stopped(const Error& error) {
   return error.kind() == ErrorKind::kCancelled || error.kind() == ErrorKind::kIo;
@@ -130,7 +126,7 @@ class Conversion {
   }
 
   Copied send(const PlannedConversion& planned, StoreTarget& store) const {
-    const auto start = std::chrono::steady_clock::now();
+    const distckpt::Stopwatch stopwatch;
     auto& target = dynamic_cast<FileTarget&>(*planned.target);
     auto& files = target.open_leaving_files();
     std::vector<distckpt::UploadedFile> uploads;
@@ -148,7 +144,7 @@ class Conversion {
             .nonzero_padding = std::move(done.nonzero_padding),
             .files = planned.tensor_files,
             .resumed_bytes = sink.kept_bytes(),
-            .seconds = seconds_since(start)};
+            .seconds = stopwatch.seconds()};
   }
 
   void say_what_is_sent(Error& error) const {
@@ -192,7 +188,7 @@ class Conversion {
 
   // The source's digests, from the journal of an earlier run as far as it has one.
   Copied read(const PlannedConversion& planned, const distckpt::WorkFolder* work) const {
-    const auto start = std::chrono::steady_clock::now();
+    const distckpt::Stopwatch stopwatch;
     std::optional<distckpt::Journal> journal;
     if (work != nullptr) {
       // Not the one of copying: there a task that is done is one that was written.
@@ -206,13 +202,13 @@ class Conversion {
             .nonzero_padding = std::move(done.nonzero_padding),
             .files = planned.tensor_files,
             .resumed_bytes = done.resumed_bytes,
-            .seconds = seconds_since(start)};
+            .seconds = stopwatch.seconds()};
   }
 
   // This rank's share of the copies; rank 0 closes the files.
   Copied copy(const PlannedConversion& planned) {
     using Mode = distckpt::WriteFile::Mode;
-    const auto start = std::chrono::steady_clock::now();
+    const distckpt::Stopwatch stopwatch;
     const auto own = fingerprint(opened_, planned);
     auto& target = *planned.target;
     std::optional<distckpt::Journal> journal;
@@ -238,7 +234,7 @@ class Conversion {
     });
     for (auto& file : copied.files)
       file.bytes = static_cast<std::int64_t>(fs::file_size(planned.folder / file.name));
-    copied.seconds = seconds_since(start);
+    copied.seconds = stopwatch.seconds();
     copied.digests = std::move(done.digests);
     copied.nonzero_padding = std::move(done.nonzero_padding);
     return copied;
@@ -278,7 +274,7 @@ class Conversion {
 
   // Every rank reads its share of `folder`; rank 0 compares all digests with those of the source.
   Proved prove(const PlannedConversion& planned, const Copied& copied, const fs::path& folder) {
-    const auto start = std::chrono::steady_clock::now();
+    const distckpt::Stopwatch stopwatch;
     const bool training_state = opened_.source.training.has_value();
     Proof proof(folder,
                 {.keep_quantized = options_.keep_quantized || options_.quantize,
@@ -289,7 +285,7 @@ class Conversion {
     if (!shared_.is_first()) return {};
     proof.finish();
     proof.require_same(planned.tensors, copied.digests);
-    return {.from_disk = proof.from_disk(), .seconds = seconds_since(start)};
+    return {.from_disk = proof.from_disk(), .seconds = stopwatch.seconds()};
   }
 
   void set_tracker(const distckpt::WorkFolder& work) const {

@@ -4,12 +4,12 @@
 
 #include <algorithm>
 #include <charconv>
-#include <chrono>
 #include <map>
 #include <mutex>
 #include <utility>
 
 #include "distckpt/base/integers.h"
+#include "distckpt/base/stopwatch.h"
 #include "distckpt/elements/digest.h"
 
 namespace ferry::converter {
@@ -152,7 +152,7 @@ class Tabulator {
 }  // namespace
 
 DiffReport diff(const PairOptions& options, const ProgressFunction& progress) {
-  const auto start = std::chrono::steady_clock::now();
+  const distckpt::Stopwatch stopwatch;
   CheckpointPair pair(options);
   auto differences = compare(pair, progress);
   DiffReport report{.left = pair.left().location.folder,
@@ -172,7 +172,7 @@ DiffReport diff(const PairOptions& options, const ProgressFunction& progress) {
                               .shape = tensor.shape,
                               .difference = differences[i]});
   }
-  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  report.seconds = stopwatch.seconds();
   return report;
 }
 

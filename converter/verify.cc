@@ -1,7 +1,6 @@
 #include "converter/verify.h"
 
 #include <algorithm>
-#include <chrono>
 #include <map>
 #include <mutex>
 #include <set>
@@ -10,6 +9,7 @@
 #include "converter/families/megatron_args.h"
 #include "distckpt/base/error.h"
 #include "distckpt/base/json.h"
+#include "distckpt/base/stopwatch.h"
 #include "distckpt/elements/cast.h"
 #include "distckpt/elements/difference.h"
 
@@ -17,16 +17,6 @@ namespace ferry::converter {
 namespace {
 
 using distckpt::DType;
-
-// The row-major index of an element, as coordinates.
-distckpt::Dims coordinates(const distckpt::Shape& shape, std::int64_t index) {
-  auto at = distckpt::Dims::filled(shape.rank(), 0);
-  for (int d = shape.rank() - 1; d >= 0; --d) {
-    at[d] = index % shape[d];
-    index /= shape[d];
-  }
-  return at;
-}
 
 // The differences of one tensor while its parts are compared in any order.
 struct TensorDifference {
@@ -63,8 +53,7 @@ class Verification {
       compare_configuration();
       compare_files();
     }
-    report_.seconds =
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+    report_.seconds = stopwatch_.seconds();
     return std::move(report_);
   }
 
@@ -86,14 +75,15 @@ class Verification {
     report_.unpaired = pair_.unpaired();
     for (const auto& [index, difference] : differences) {
       const auto& tensor = pair_.tensor(index);
-      report_.tensors.push_back({.tensor = tensor.name,
-                                 .first_element = coordinates(tensor.shape, difference.first),
-                                 .left_value = difference.left_value,
-                                 .right_value = difference.right_value,
-                                 .num_different = difference.counts.different,
-                                 .num_elements = tensor.shape.product(),
-                                 .max_difference = difference.counts.max_difference,
-                                 .max_ulps = difference.counts.max_ulps});
+      report_.tensors.push_back(
+          {.tensor = tensor.name,
+           .first_element = distckpt::coordinates_of(tensor.shape, difference.first),
+           .left_value = difference.left_value,
+           .right_value = difference.right_value,
+           .num_different = difference.counts.different,
+           .num_elements = tensor.shape.product(),
+           .max_difference = difference.counts.max_difference,
+           .max_ulps = difference.counts.max_ulps});
     }
   }
 
@@ -156,7 +146,7 @@ class Verification {
     }
   }
 
-  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  const distckpt::Stopwatch stopwatch_;
   bool weights_only_;
   CheckpointPair pair_;
   const Checkpoint& left_;

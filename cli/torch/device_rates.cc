@@ -4,9 +4,9 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
-#include <chrono>
 #include <functional>
 
+#include "distckpt/base/stopwatch.h"
 #include "models/device/device.h"
 
 namespace ferry::cli {
@@ -17,11 +17,10 @@ double seconds_of(c10::Device device, const std::function<void()>& body) {
   double best = 1e30;
   for (int round = 0; round < 6; ++round) {
     models::synchronize(device);
-    const auto begin = std::chrono::steady_clock::now();
+    const distckpt::Stopwatch stopwatch;
     body();
     models::synchronize(device);
-    best = std::min(
-        best, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+    best = std::min(best, stopwatch.seconds());
   }
   return best;
 }

@@ -1,7 +1,6 @@
 #include "converter/adapter/split_adapter.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <map>
@@ -19,6 +18,7 @@
 #include "converter/families/megatron_args.h"
 #include "converter/families/megatron_links.h"
 #include "distckpt/base/error.h"
+#include "distckpt/base/stopwatch.h"
 #include "distckpt/elements/cast.h"
 #include "distckpt/plan/box_io.h"
 #include "distckpt/storage/source_tree.h"
@@ -156,7 +156,7 @@ class AdapterSplit {
   }
 
   SplitReport run(const ProgressFunction& progress) {
-    const auto start = std::chrono::steady_clock::now();
+    const distckpt::Stopwatch stopwatch;
     const ConvertAdapterOptions writing{.from = options_.tuned,
                                         .to = options_.to,
                                         .base = options_.base,
@@ -182,8 +182,7 @@ class AdapterSplit {
     report_.num_parameters = report_.written.num_parameters;
     report_.change = std::sqrt(change_);
     report_.error = std::sqrt(error_);
-    report_.seconds =
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    report_.seconds = stopwatch.seconds();
     return std::move(report_);
   }
 

@@ -1,6 +1,5 @@
 #include "converter/bridge/load.h"
 
-#include <chrono>
 #include <optional>
 #include <span>
 #include <string_view>
@@ -11,6 +10,7 @@
 #include "converter/families/megatron_links.h"
 #include "converter/optimizer/optimizer_tensors.h"
 #include "distckpt/base/error.h"
+#include "distckpt/base/stopwatch.h"
 
 namespace ferry::converter {
 namespace {
@@ -224,7 +224,7 @@ LoadReport load(const Checkpoint& checkpoint,
                 distckpt::MemorySink& memory,
                 const LoadOptions& options,
                 const ProgressFunction& progress) {
-  const auto start = std::chrono::steady_clock::now();
+  const distckpt::Stopwatch stopwatch;
   check_derived(checkpoint);
   auto plan = plan_load(checkpoint, mesh, options);
   distckpt::ExecutorOptions how{.threads = options.threads,
@@ -248,14 +248,13 @@ LoadReport load(const Checkpoint& checkpoint,
     source->verify_checksums();
     if (amended) amended->finish(*amendment, done.digests);
     memory.finish();
-    return {
-        .bytes = done.bytes,
-        .seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(),
-        .threads = distckpt::staging_budget(plan.copy, how).threads,
-        .nonzero_padding = std::move(done.nonzero_padding),
-        .left_behind = std::move(plan.left_behind),
-        .from_zero = std::move(plan.from_zero),
-        .second_copies = std::move(plan.second_copies)};
+    return {.bytes = done.bytes,
+            .seconds = stopwatch.seconds(),
+            .threads = distckpt::staging_budget(plan.copy, how).threads,
+            .nonzero_padding = std::move(done.nonzero_padding),
+            .left_behind = std::move(plan.left_behind),
+            .from_zero = std::move(plan.from_zero),
+            .second_copies = std::move(plan.second_copies)};
   } catch (Error& error) {
     error.add_context(fmt::format("loading {}", checkpoint.location.folder.string()));
     throw;

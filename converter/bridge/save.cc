@@ -1,7 +1,6 @@
 #include "converter/bridge/save.h"
 
 #include <algorithm>
-#include <chrono>
 #include <memory>
 #include <optional>
 #include <set>
@@ -23,6 +22,7 @@
 #include "converter/write/target_folder.h"
 #include "distckpt/base/cbor.h"
 #include "distckpt/base/error.h"
+#include "distckpt/base/stopwatch.h"
 #include "distckpt/execute/executor.h"
 #include "distckpt/formats/torch_dist.h"
 #include "distckpt/storage/work_folder.h"
@@ -194,7 +194,7 @@ class Saving {
         held_(distckpt::work_folder(folder_)) {}
 
   SaveReport run() {
-    const auto start = std::chrono::steady_clock::now();
+    const distckpt::Stopwatch stopwatch;
     together([&] {
       if (group_.rank == 0) begin();
     });
@@ -216,8 +216,7 @@ class Saving {
       if (group_.rank == 0) publish();
     });
     report_.folder = folder_;
-    report_.seconds =
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    report_.seconds = stopwatch.seconds();
     return report_;
   }
 
@@ -299,7 +298,7 @@ class Saving {
   }
 
   void prove() {
-    const auto start = std::chrono::steady_clock::now();
+    const distckpt::Stopwatch stopwatch;
     const SharedWork shared({.rank = group_.rank, .size = group_.size}, held_.path());
     std::optional<Proof> proof;
     together([&] {
@@ -315,8 +314,7 @@ class Saving {
     });
     report_.proved = true;
     report_.proof_from_disk = proof->from_disk();
-    report_.proof_seconds =
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    report_.proof_seconds = stopwatch.seconds();
   }
 
   // Compares the boxes that this rank would load with those that it holds. Other ranks compare

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <iterator>
 #include <memory>
 #include <utility>
@@ -14,6 +13,7 @@
 #include "converter/write/publication.h"
 #include "converter/write/target_folder.h"
 #include "distckpt/base/error.h"
+#include "distckpt/base/stopwatch.h"
 
 namespace ferry::converter {
 namespace fs = std::filesystem;
@@ -36,7 +36,7 @@ class DeltaMaker {
 
  private:
   MakeDeltaReport make(Publication& target, const ProgressFunction& progress) {
-    const auto start = std::chrono::steady_clock::now();
+    const distckpt::Stopwatch stopwatch;
     const auto folder = target.output();
     Spool spool(target.work().path());
     const auto writer = make_writer(spool);
@@ -56,8 +56,7 @@ class DeltaMaker {
     for (const auto& name : names)
       report.stored_bytes += static_cast<std::int64_t>(fs::file_size(folder / name));
     target.publish(modes());
-    report.seconds =
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    report.seconds = stopwatch.seconds();
     return report;
   }
 

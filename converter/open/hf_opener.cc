@@ -228,19 +228,25 @@ class HfOpener {
     return true;
   }
 
-  // Elements [rows, columns / those of a pack] of a weight [rows, columns].
-  void link_elements(std::uint32_t index, const std::string& module, const PackedWeight& packed) {
-    const auto& stored = checkpoint_.layout.tensor(index);
-    const auto weight = module + "weight";
+  // The tensor of the model that `stored` stands for.
+  std::uint32_t known_weight(const TensorLayout& stored, const std::string& weight) const {
     const auto known = checkpoint_.map.index.find(weight);
     require(known != checkpoint_.map.index.end(), ErrorKind::kLayout,
             "{}: no rule of the family {} maps {} ({})", stored.name,
             checkpoint_.map.family->model_type, weight, file_of(stored));
+    return known->second;
+  }
+
+  // Elements [rows, columns / those of a pack] of a weight [rows, columns].
+  void link_elements(std::uint32_t index, const std::string& module, const PackedWeight& packed) {
+    const auto& stored = checkpoint_.layout.tensor(index);
+    const auto weight = module + "weight";
+    const auto known = known_weight(stored, weight);
     if (keep_quantized_) {
-      replaced_.insert(known->second);
+      replaced_.insert(known);
       return;
     }
-    auto& tensor = checkpoint_.tensors[known->second];
+    auto& tensor = checkpoint_.tensors[known];
     const auto& shape = tensor.shape;
     const auto pack = distckpt::pack_size(packed.encoding);
     const auto group = quantization_->block[1];
@@ -250,8 +256,8 @@ class HfOpener {
             "{}: has shape {}, which is not {} {} in four bits and groups of {} ({})", stored.name,
             to_string(stored.shape), weight, to_string(shape), group, file_of(stored));
     tensor.dtype = DType::kBF16;
-    require(found_.insert(known->second).second, ErrorKind::kLayout,
-            "{}: is there, and so is {} ({})", stored.name, weight, file_of(stored));
+    require(found_.insert(known).second, ErrorKind::kLayout, "{}: is there, and so is {} ({})",
+            stored.name, weight, file_of(stored));
     distckpt::ScaleLink scale{.stored = part_of(stored, module, packed.scales),
                               .block = quantization_->block,
                               .encoding = packed.encoding,
@@ -259,7 +265,7 @@ class HfOpener {
     if (packed.how != distckpt::GlobalScale::kNone)
       scale.global = part_of(stored, module, packed.global_scale);
     auto& links = checkpoint_.links;
-    links.links.push_back({.model = known->second,
+    links.links.push_back({.model = known,
                            .model_box = distckpt::Box::whole(shape),
                            .stored = index,
                            .stored_box = distckpt::Box::whole(stored.shape),
@@ -287,15 +293,12 @@ class HfOpener {
     auto& stored = checkpoint_.layout.tensor(index);
     require(scales.has_value(), ErrorKind::kLayout, "{}: are blocks, but {} is missing ({})",
             stored.name, scales_name, file_of(stored));
-    const auto known = checkpoint_.map.index.find(weight);
-    require(known != checkpoint_.map.index.end(), ErrorKind::kLayout,
-            "{}: no rule of the family {} maps {} ({})", stored.name,
-            checkpoint_.map.family->model_type, weight, file_of(stored));
+    const auto known = known_weight(stored, weight);
     if (keep_quantized_) {
-      replaced_.insert(known->second);
+      replaced_.insert(known);
       return link_as_it_is(index);
     }
-    auto& tensor = checkpoint_.tensors[known->second];
+    auto& tensor = checkpoint_.tensors[known];
     const auto& shape = tensor.shape;
     constexpr std::int64_t kBlock = 32;
     const bool fits =
@@ -305,10 +308,10 @@ class HfOpener {
             stored.name, to_string(stored.shape), weight, to_string(shape), file_of(stored));
     distckpt::fold_last_dimensions(stored);
     tensor.dtype = DType::kBF16;
-    require(found_.insert(known->second).second, ErrorKind::kLayout,
-            "{}: is there, and so is {} ({})", stored.name, weight, file_of(stored));
+    require(found_.insert(known).second, ErrorKind::kLayout, "{}: is there, and so is {} ({})",
+            stored.name, weight, file_of(stored));
     auto& links = checkpoint_.links;
-    links.links.push_back({.model = known->second,
+    links.links.push_back({.model = known,
                            .model_box = distckpt::Box::whole(shape),
                            .stored = index,
                            .stored_box = distckpt::Box::whole(stored.shape),

@@ -78,6 +78,15 @@ Dims row_major_strides(const Shape& shape) {
   return strides;
 }
 
+Dims coordinates_of(const Shape& shape, std::int64_t index) {
+  auto at = Dims::filled(shape.rank(), 0);
+  for (int d = shape.rank() - 1; d >= 0; --d) {
+    at[d] = index % shape[d];
+    index /= shape[d];
+  }
+  return at;
+}
+
 bool Box::inside(const Shape& shape) const {
   if (rank() != shape.rank() || offset.rank() != shape.rank()) return false;
   for (int d = 0; d < rank(); ++d) {

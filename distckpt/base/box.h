@@ -52,6 +52,8 @@ std::string to_string(const Dims& dims);  // "[2, 3]"
 std::optional<std::int64_t> checked_volume(const Shape& shape);
 
 Dims row_major_strides(const Shape& shape);  // in elements
+// The coordinates of an element, by its row-major index.
+Dims coordinates_of(const Shape& shape, std::int64_t index);
 
 struct Box {
   Dims offset{};

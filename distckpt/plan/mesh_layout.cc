@@ -25,10 +25,9 @@ struct Held {
 // Bytes from one element to the next, of all dimensions of the global tensor.
 Dims strides_in_bytes(const LocalShard& shard) {
   const auto& local = shard.tensor.local_shape;
-  auto strides = shard.strides.empty() ? row_major_strides(local) : shard.strides;
+  auto strides = shard.byte_strides();
   require(strides.rank() == local.rank(), ErrorKind::kUsage, "{}: {} strides of {} dimensions",
           shard.tensor.key, strides.rank(), local.rank());
-  for (int d = 0; d < strides.rank(); ++d) strides[d] *= size_of(shard.tensor.dtype);
   for (int i = 0; i < shard.tensor.prepend_axis_num; ++i) strides.push_front(0);
   return strides;
 }

@@ -4,6 +4,7 @@
 #include <charconv>
 
 #include "distckpt/base/error.h"
+#include "distckpt/base/integers.h"
 
 namespace ferry::distckpt {
 namespace {
@@ -50,6 +51,14 @@ void ShardedTensor::validate() const {
             ErrorKind::kLayout, "{}: dimension {}: {}:{} leaves the global size {}", key, d,
             part.offset[d], part.end(d), global_shape[d]);
   }
+}
+
+Dims LocalShard::byte_strides() const {
+  const auto size = size_of(tensor.dtype);
+  if (strides.empty()) return distckpt::byte_strides(tensor.local_shape, size);
+  auto bytes = strides;
+  for (int d = 0; d < bytes.rank(); ++d) bytes[d] *= size;
+  return bytes;
 }
 
 std::string ShardedObject::unique_key() const {

@@ -39,9 +39,11 @@ struct ShardedTensor {
 struct LocalShard {
   ShardedTensor tensor{};
   std::byte* data = nullptr;
-  Dims strides{};   // in elements, of local_shape
+  Dims strides{};   // in elements, of local_shape; empty: row-major
   int device = -1;  // -1: the host
   std::shared_ptr<const void> owner{};
+
+  Dims byte_strides() const;  // of local_shape: the given ones, or row-major
 };
 
 // A part of the state that is not a tensor: extra state, RNG, cursors. Stored pickled, under

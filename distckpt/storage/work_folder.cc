@@ -46,7 +46,7 @@ fs::path folder_of(const fs::path& path) {
               "move it away, or choose another target");
 }
 
-// Whom a file system calls this user: servers map users, root above all.
+// The user that a file system takes this one for: servers map users, root above all.
 uid_t own_user(int folder) {
   const auto name = fmt::format("owner.{}{}", ::getpid(), kTemporarySuffix);
   const Descriptor probe(

@@ -6,7 +6,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <optional>
 #include <set>
@@ -15,6 +14,7 @@
 
 #include "distckpt/base/error.h"
 #include "distckpt/base/integers.h"
+#include "distckpt/base/stopwatch.h"
 #include "models/certificate/numerics_digest.h"
 #include "models/kernels/attention/attention_cuda.h"
 #include "models/kernels/product/gemm.h"
@@ -389,7 +389,7 @@ NumericsCertificate certify_numerics(const TransformerConfig& config,
               (options.dtype == at::kBFloat16 && !config.layernorm_zero_centered_gamma),
           ErrorKind::kUsage,
           "the bitwise mode on a GPU is of bf16, and of norms that multiply by their weight");
-  const auto start = std::chrono::steady_clock::now();
+  const distckpt::Stopwatch stopwatch;
   const at::NoGradGuard no_grad;
   at::manual_seed(1);
   NumericsCertificate certificate;
@@ -402,8 +402,7 @@ NumericsCertificate certify_numerics(const TransformerConfig& config,
           "of {}; {} left out",
           choice.n, choice.k, choice.has_bias ? " + bias" : "", choice.bucket, choice.algorithm,
           choice.tile, choice.stages, choice.microseconds, choice.candidates, choice.dropped));
-  certificate.seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  certificate.seconds = stopwatch.seconds();
   return certificate;
 }
 

@@ -38,7 +38,6 @@ class RotaryEmbedding {
   RotaryAngles angles(const at::Tensor& positions, at::ScalarType dtype) const;
 
   const at::Tensor& inv_freq() const { return inv_freq_; }  // [dim/2], fp32
-  double attention_scaling() const { return attention_scaling_; }
 
  private:
   RotaryStyle style_;

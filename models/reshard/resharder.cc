@@ -91,9 +91,7 @@ Resharder::Resharder(World& world,
       const auto memory =
           owner ? memory_of.emplace(owner.get(), addresses.size()).first->second : addresses.size();
       if (memory == addresses.size()) addresses.push_back(shard.data);
-      auto strides =
-          shard.strides.empty() ? row_major_strides(shard.tensor.local_shape) : shard.strides;
-      for (int d = 0; d < strides.rank(); ++d) strides[d] *= size_of(shard.tensor.dtype);
+      const auto strides = shard.byte_strides();
       side.shards.push_back({.tensor = std::move(shard.tensor),
                              .strides = strides,
                              .memory = static_cast<std::int32_t>(before + memory),

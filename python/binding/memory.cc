@@ -7,6 +7,7 @@
 
 #include "distckpt/base/dtype.h"
 #include "distckpt/base/error.h"
+#include "distckpt/base/integers.h"
 #include "python/binding/interpreter.h"
 
 namespace ferry::python {
@@ -129,7 +130,7 @@ PyObject* allocate(PyObject* /*self*/, PyObject* arguments) {
   return guarded([&] {
     Py_ssize_t bytes = 0;
     if (PyArg_ParseTuple(arguments, "n", &bytes) == 0) throw PythonError();
-    const auto whole = (static_cast<std::size_t>(bytes) + kAlignment) / kAlignment * kAlignment;
+    const auto whole = distckpt::round_up(static_cast<std::size_t>(bytes) + 1, kAlignment);
     auto* const data = static_cast<std::byte*>(std::aligned_alloc(kAlignment, whole));
     if (data == nullptr) throw std::bad_alloc();
     const std::shared_ptr<std::byte> memory(data, [](std::byte* begin) { std::free(begin); });

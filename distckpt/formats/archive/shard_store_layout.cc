@@ -107,12 +107,8 @@ Shape StoredDataset::grid() const {
 }
 
 Dims StoredDataset::chunk_offset(std::int64_t index) const {
-  const auto counts = grid();
-  auto offset = Dims::filled(shape.rank(), 0);
-  for (int d = shape.rank() - 1; d >= 0; --d) {
-    offset[d] = index % counts[d] * chunk[d];
-    index /= counts[d];
-  }
+  auto offset = coordinates_of(grid(), index);
+  for (int d = 0; d < shape.rank(); ++d) offset[d] *= chunk[d];
   return offset;
 }
 
