@@ -2,6 +2,8 @@
 import importlib.machinery
 import importlib.util
 import io
+import os
+import subprocess
 import tarfile
 from pathlib import Path
 
@@ -31,3 +33,14 @@ def test_pythons_are_of_different_versions():
 def test_the_tools_are_pinned():
     lines = [line for line in (ROOT / "tools/release/requirements.txt").read_text().splitlines() if line and not line.startswith("#")]
     assert all("==" in line for line in lines) and {"auditwheel", "meson-python", "abi3audit"} <= {line.split("==")[0] for line in lines}
+
+
+def test_links_name_the_oldest_c_library_and_bring_the_compilers_runtime(tmp_path):
+    driver, source, compiled = ROOT / "tools/release/linked_by_zig", tmp_path / "one.c", tmp_path / "one.o"
+    source.write_text("int one(void) { return 1; }\n")
+    subprocess.run([driver, "cc", "-c", source, "-o", compiled], check=True, env={**os.environ, "ZIG": "/nowhere/zig"})
+    said = subprocess.run([driver, "c++", "-shared", "-static-libstdc++", "-o", "one.so", compiled], check=True, stdout=subprocess.PIPE, text=True,
+                          env={**os.environ, "ZIG": "echo"}).stdout.split()
+    assert said[:3] == ["cc", "-target", f"{os.uname().machine}-linux-gnu.2.28"]
+    assert "-static-libstdc++" not in said and said[3:5] == ["-shared", "-o"]
+    assert [Path(part).name for part in said if part.endswith(".a")] == ["libstdc++.a", "libgcc_eh.a", "libgcc.a"]
