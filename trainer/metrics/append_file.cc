@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <system_error>
 #include <utility>
 
 #include "distckpt/base/error.h"
@@ -11,7 +12,8 @@
 namespace ferry::trainer {
 
 AppendFile::AppendFile(std::filesystem::path path) : path_(std::move(path)) {
-  if (path_.has_parent_path()) std::filesystem::create_directories(path_.parent_path());
+  std::error_code told_by_open;
+  std::filesystem::create_directories(path_.parent_path(), told_by_open);
   fd_ =
       distckpt::Descriptor(::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
   require(static_cast<bool>(fd_), ErrorKind::kIo, "{}: cannot be opened: {}", path_.string(),
