@@ -112,14 +112,14 @@ def hf_configs():
 HYBRID = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
 
 
-def add_prediction(folder, layers, hidden):
-    """The prediction layer of Qwen3-Next and Qwen3.5, of which transformers knows nothing, as checkpoints of the hub hold it."""
+def add_prediction(folder, layers, hidden, model="model."):
+    """The prediction layer of Qwen3-Next and Qwen3.5, of which transformers knows nothing, as checkpoints of the hub hold it. The layers lie below `model`."""
     import torch
     from safetensors.torch import load_file, save_file
     sd = load_file(folder + "/model.safetensors")
     generator = torch.Generator().manual_seed(7)
     random = lambda *shape: (0.2 * torch.randn(*shape, generator=generator)).to(torch.bfloat16)
-    last = f"model.layers.{layers - 1}."
+    last = f"{model}layers.{layers - 1}."
     for k in [k for k in sd if k.startswith(last)]:
         sd["mtp.layers.0." + k[len(last):]] = random(*sd[k].shape)
     sd["mtp.fc.weight"] = random(hidden, 2 * hidden)
@@ -190,6 +190,11 @@ def wrapped_configs():
     vision = dict(hidden_size=16, intermediate_size=20, num_hidden_layers=1, num_attention_heads=2, patch_size=2)
     visual = dict(depth=1, hidden_size=16, intermediate_size=20, num_heads=2, patch_size=2, spatial_merge_size=2, temporal_patch_size=2,
                   out_hidden_size=40)
+    deep = dict(visual, depth=3, hidden_size=24, intermediate_size=28, num_heads=3, patch_size=4, num_position_embeddings=16)
+    hybrid = dict(text, num_attention_heads=6, layer_types=["linear_attention", "full_attention"], linear_num_key_heads=2, linear_num_value_heads=6,
+                  linear_key_head_dim=5, linear_value_head_dim=7, linear_conv_kernel_dim=3, mtp_num_hidden_layers=1,
+                  rope_parameters={"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25, "mrope_section": [1, 0, 0],
+                                   "mrope_interleaved": True})
     eyes = dict(vision, num_key_value_heads=2, head_dim=8, position_embedding_size=6)
     audio = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, subsampling_conv_channels=[4, 2], output_proj_dims=12)
     sections = lambda theta, **k: {"rope_type": "default", "rope_theta": theta, "mrope_section": [2, 1, 1], **k}
@@ -207,6 +212,13 @@ def wrapped_configs():
         "qwen3_vl": lambda: T.Qwen3VLConfig(
             text_config=dict(text, rope_parameters=sections(5e6, mrope_interleaved=True)),
             vision_config=dict(visual, num_position_embeddings=9, deepstack_visual_indexes=[0]), tie_word_embeddings=True),
+        "qwen3_vl_deep": lambda: T.Qwen3VLConfig(  # a tower of three layers, two of which go on into the language model
+            text_config=dict(text, rope_parameters=sections(5e6, mrope_interleaved=True)),
+            vision_config=dict(deep, deepstack_visual_indexes=[0, 2]), tie_word_embeddings=False),
+        "qwen3_5_vl": lambda: T.Qwen3_5Config(text_config=hybrid, vision_config=deep, tie_word_embeddings=False),
+        "qwen3_5_moe_vl": lambda: T.Qwen3_5MoeConfig(
+            text_config=dict(hybrid, num_experts=4, num_experts_per_tok=3, moe_intermediate_size=32, shared_expert_intermediate_size=20),
+            vision_config=deep, tie_word_embeddings=False),
         "qwen3_vl_moe": lambda: T.Qwen3VLMoeConfig(
             text_config=dict(text, rope_parameters=sections(5e6, mrope_interleaved=True), num_experts=6, num_experts_per_tok=3,
                              moe_intermediate_size=24),
@@ -231,21 +243,25 @@ def wrapped_configs():
     }
 
 
-def make_wrapped(name, folder, **text):
-    """A tiny model that also sees, with random weights, named as on the hub; `text` changes its language model."""
+def make_wrapped(name, folder, vision=None, **text):
+    """A tiny model that also sees, with random weights, named as on the hub; `vision` changes its tower, `text` its language model."""
     import torch
     import transformers as T
     from safetensors.torch import load_file, save_file
     T.logging.set_verbosity_error()
     config = wrapped_configs()[name]()
-    for key, value in text.items():
-        setattr(config.text_config, key, value)
+    for part, changes in ((config.text_config, text), (config.vision_config, vision or {})):
+        for key, value in changes.items():
+            setattr(part, key, value)
     torch.manual_seed(sum(map(ord, name)))
     model = getattr(T, config.__class__.__name__.replace("Config", "ForConditionalGeneration"))(config).to(torch.bfloat16)
     with torch.no_grad():
         for n, p in [*model.named_parameters(), *(b for b in model.named_buffers() if b[0].endswith(("correction_bias", "layer_scalar")))]:
             p.copy_(0.2 * torch.randn(p.shape) + (1 if p.ndim == 1 and "norm" in n else 0))
     model.save_pretrained(folder)
+    if name in ("qwen3_5_vl", "qwen3_5_moe_vl"):
+        add_prediction(folder, config.text_config.num_hidden_layers, config.text_config.hidden_size, "model.language_model.")
+        pack_experts(folder, "model.")
     if name == "qwen3_vl_moe":  # transformers 5.17 saves experts as it holds them
         weights = {n: t.transpose(1, 2).contiguous() if ".experts." in n else t for n, t in load_file(folder + "/model.safetensors").items()}
         save_file(weights, folder + "/model.safetensors", metadata={"format": "pt"})
@@ -262,11 +278,13 @@ def make_wrapped(name, folder, **text):
         save_file(weights, folder + "/model.safetensors", metadata={"format": "pt"})
 
 
-def make_hf(name, out):
-    """Random tiny HF model -> out/hf (bf16 safetensors) ; logits of a fixed prompt -> out/logits.json"""
+def make_hf(name, out, **changes):
+    """Random tiny HF model, of a configuration with `changes` -> out/hf (bf16 safetensors) ; logits of a fixed prompt -> out/logits.json"""
     import torch, transformers as T
     T.logging.set_verbosity_error()
     cfg = hf_configs()[name]()
+    for key, value in changes.items():
+        setattr(cfg, key, value)
     torch.manual_seed(sum(map(ord, name)))
     m = T.AutoModelForCausalLM.from_config(cfg).float()
     with torch.no_grad():
