@@ -243,8 +243,4 @@ void read_qwen3_vision(const ConfigFields& all, TransformerConfig& config) {
   config = std::move(seeing);
 }
 
-void read_prediction_layers(const ConfigFields& fields, TransformerConfig& config) {
-  config.mtp_num_layers = fields.count("num_nextn_predict_layers", 0, kMaxLayers);
-}
-
 }  // namespace ferry::converter

@@ -69,8 +69,4 @@ void read_qwen_experts(const ConfigFields& fields, models::TransformerConfig& co
 // Qwen3-VL's vision_config, image_token_id, and mrope_section of its text_config. Nothing where
 // there is no vision_config.
 void read_qwen3_vision(const ConfigFields& all, models::TransformerConfig& config);
-
-// num_nextn_predict_layers.
-void read_prediction_layers(const ConfigFields& fields, models::TransformerConfig& config);
-
 }  // namespace ferry::converter

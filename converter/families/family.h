@@ -78,6 +78,14 @@ struct HfNames {
   std::string_view embedding() const { return first.front().hf; }
 };
 
+// The number of prediction layers in config.json, in the object that describes the language model.
+struct PredictionCount {
+  std::span<const std::string_view> keys{};  // the first that is there counts; a family without
+                                             // such layers has none
+  std::int64_t unsaid = 0;                   // the number where none of them is there
+  std::int64_t limit = kMaxLayers;
+};
+
 struct Family {
   std::string_view model_type{};  // of config.json
   const HfNames* names = nullptr;
@@ -91,6 +99,7 @@ struct Family {
   // rope_parameters differ by kind of layer: those of full attention are read.
   bool rope_of_layers = false;
   std::string_view activation = "silu";  // hidden_act, hidden_activation: the only one handled
+  PredictionCount prediction{};
   // Reads what config.json says in the family's own words into a configuration that holds what all
   // families say alike: sizes, rotary embedding, biases.
   void (*configure)(const ConfigFields& fields, models::TransformerConfig& config) = nullptr;
@@ -177,6 +186,9 @@ inline constexpr TowerRule kQwen3Tower[] = {
     {"model.visual.deepstack_merger_list.{l}.**",
      "vision_model.decoder.deepstack_merger_list.{l}.**"},
 };
+// The usual name of the number of prediction layers.
+inline constexpr std::string_view kNextnLayers[] = {"num_nextn_predict_layers"};
+inline constexpr PredictionCount kNextnPrediction{.keys = kNextnLayers};
 // Norms of queries and keys over all heads together.
 inline constexpr HfName kFullNormAttentionNames[] = {
     {"self_attention.linear_qkv.weight", "self_attn.{q,k,v}_proj.weight"},

@@ -118,6 +118,28 @@ void drop_experts(TransformerConfig& config) {
   config.moe_router_topk_scaling_factor = dense.moe_router_topk_scaling_factor;
 }
 
+// The family, and the member that describes the language model; empty if all of the file does.
+struct Description {
+  const Family* family = nullptr;
+  std::string member{};
+};
+
+Description find_description(const ConfigFields& all) {
+  const auto type = distckpt::json_string(all.required("model_type"), "model_type", all.source());
+  const auto* const family = with_context([&] { return fmt::format("reading {}", all.source()); },
+                                          [&] { return &find_family(type); });
+  const auto& key = family->config_key;
+  const bool nested = !key.empty() && all.find(key) != nullptr;
+  return {.family = family, .member = nested ? std::string(key) : ""};
+}
+
+std::int64_t read_prediction_layers(const ConfigFields& fields, const PredictionCount& count) {
+  for (const auto key : count.keys) {
+    if (fields.find(key) != nullptr) return fields.count(key, count.unsaid, count.limit);
+  }
+  return count.unsaid;
+}
+
 // The sizes that reports name; 0 where config.json says none.
 void read_sizes(const ConfigFields& fields, TransformerConfig& config) {
   config.num_layers = fields.size("num_hidden_layers", std::nullopt, kMaxLayers);
@@ -144,18 +166,16 @@ TransformerConfig parse_hf_config(std::string_view text, std::string_view source
   const auto object = distckpt::parse_python_json(text, source);
   const ConfigFields all(object, std::string(source));
   TransformerConfig config;
-  config.family = distckpt::json_string(all.required("model_type"), "model_type", source);
-  const auto* const family = with_context([&] { return fmt::format("reading {}", source); },
-                                          [&] { return &find_family(config.family); });
+  const auto [family, member] = find_description(all);
+  config.family = family->model_type;
   parse_quantization(text, source);
-  const bool nested = !family->config_key.empty() && all.find(family->config_key) != nullptr;
-  auto described = nested ? all.required(family->config_key) : object;
+  auto described = member.empty() ? object : all.required(member);
   if (!family->defaults.empty() && described.is_object()) {
     const auto defaults = distckpt::parse_json(family->defaults, family->model_type);
     for (const auto& [key, value] : defaults.items()) described.emplace(key, value);
   }
   const ConfigFields fields(
-      described, nested ? fmt::format("{}: {}", source, family->config_key) : std::string(source));
+      described, member.empty() ? std::string(source) : fmt::format("{}: {}", source, member));
   if (family->passes_through) {
     read_sizes(fields, config);
     return config;
@@ -200,6 +220,7 @@ TransformerConfig parse_hf_config(std::string_view text, std::string_view source
   // Qwen names a window that it only uses when told to.
   if (fields.flag("use_sliding_window", false))
     config.sliding_window = fields.optional_size("sliding_window");
+  config.mtp_num_layers = read_prediction_layers(fields, family->prediction);
   family->configure(fields, config);
   if (family->configure_vision != nullptr) family->configure_vision(all, config);
   if (std::ranges::none_of(config.moe_layer_freq, std::identity())) drop_experts(config);
@@ -247,7 +268,16 @@ const char* class_ending(Head head) {
 
 std::string without_prediction_layers(std::string_view text, std::string_view source) {
   auto object = distckpt::parse_ordered_python_json(text, source);
-  object["num_nextn_predict_layers"] = 0;
+  const auto unordered = distckpt::parse_python_json(text, source);
+  const auto [family, member] = find_description(ConfigFields(unordered, std::string(source)));
+  const auto& keys = family->prediction.keys;
+  auto& described = member.empty() ? object : object[member];
+  const auto is_there = [&](std::string_view key) { return described.contains(key); };
+  if (!keys.empty() && std::ranges::none_of(keys, is_there))
+    described[std::string(keys.front())] = 0;
+  for (const auto key : keys) {
+    if (is_there(key)) described[std::string(key)] = 0;
+  }
   return distckpt::python_json(object, 2) + "\n";
 }
 

@@ -4,6 +4,7 @@
 #include <string_view>
 #include <utility>
 
+#include "converter/families/families.h"
 #include "converter/families/hf_config.h"
 #include "converter/families/megatron_args.h"
 #include "distckpt/base/error.h"
@@ -57,11 +58,12 @@ void apply_prediction_policy(PredictionLayers policy, const Location& location, 
       std::ranges::any_of(stored.outline, is_prediction, &TensorOutline::value_type::first);
   if (policy == PredictionLayers::kError) {
     if (config.mtp_num_layers == 0 || are_there) return;
+    const auto& keys = find_family(config.family).prediction.keys;
     throw Error(ErrorKind::kLayout,
-                fmt::format("{}: names {} prediction layer{} (num_nextn_predict_layers), and holds "
-                            "no tensor of one",
+                fmt::format("{}: names {} prediction layer{} ({}), and holds no tensor of one",
                             location.folder.string(), config.mtp_num_layers,
-                            config.mtp_num_layers == 1 ? "" : "s"),
+                            config.mtp_num_layers == 1 ? "" : "s",
+                            stored.hf && !keys.empty() ? keys.front() : "mtp_num_layers"),
                 "--mtp drop converts the model without them, and says so in config.json");
   }
   require(config.mtp_num_layers > 0 || are_there, ErrorKind::kUsage,

@@ -65,11 +65,13 @@ void read_bailing(const ConfigFields& fields, TransformerConfig& config) {
   config.moe_router_score_function = "sigmoid";
   config.moe_router_enable_expert_bias = fields.flag("moe_router_enable_expert_bias", true);
   read_expert_groups(fields, config);
-  read_prediction_layers(fields, config);
 }
 
 constexpr Family kBailing[] = {
-    {.model_type = "bailing_moe_v2", .names = &kBailingNames, .configure = read_bailing},
+    {.model_type = "bailing_moe_v2",
+     .names = &kBailingNames,
+     .prediction = kNextnPrediction,
+     .configure = read_bailing},
 };
 
 }  // namespace

@@ -21,13 +21,13 @@ constexpr Family kGlm[] = {
     {.model_type = "glm4_moe",
      .names = &kGlmNames,
      .rotary_percent = 0.5,
+     .prediction = kNextnPrediction,
      .configure =
          [](const ConfigFields& fields, TransformerConfig& config) {
            require_normed_weights(fields);
            config.add_qkv_bias = fields.flag("attention_bias", false);
            config.qk_layernorm = fields.flag("use_qk_norm", false);
            read_deepseek_experts(fields, config);
-           read_prediction_layers(fields, config);
            config.moe_router_pre_softmax = false;
            config.moe_router_score_function = "sigmoid";
            config.moe_router_enable_expert_bias = true;

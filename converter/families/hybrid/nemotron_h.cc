@@ -143,8 +143,6 @@ void read_nemotron(const ConfigFields& fields, TransformerConfig& config) {
   config.mamba_head_dim = fields.size("mamba_head_dim");
   config.mamba_num_groups = fields.size("n_groups", 8, kMaxHeads);
   config.mamba_state_dim = fields.size("ssm_state_size");
-  // Megatron-Bridge knows no more than one either: more of them share their weights there.
-  config.mtp_num_layers = fields.count("num_nextn_predict_layers", 0, 1);
   if (config.mtp_num_layers > 0) {
     config.mtp_hybrid_override_pattern =
         read_pattern(fields, "mtp_hybrid_override_pattern", "mtp_layers_block_type");
@@ -159,6 +157,8 @@ constexpr Family kNemotron[] = {
     {.model_type = "nemotron_h",
      .names = &kNemotronNames,
      .activation = "relu2",
+     // Megatron-Bridge knows no more than one either: more of them share their weights there.
+     .prediction = {.keys = kNextnLayers, .limit = 1},
      .configure = read_nemotron,
      .describes = [](const TransformerConfig& config) { return config.is_hybrid_model(); },
      .rare = true},

@@ -106,9 +106,6 @@ void read_hybrid(const ConfigFields& fields, TransformerConfig& config) {
   config.attention_output_gate = true;
   config.layernorm_zero_centered_gamma = true;
   config.qk_layernorm = true;
-  // Qwen3-Next's file names none, and has one.
-  const auto prediction = fields.count("num_nextn_predict_layers", 1, 1);
-  config.mtp_num_layers = fields.count("mtp_num_hidden_layers", prediction, 1);
 }
 
 void read_hybrid_experts(const ConfigFields& fields, TransformerConfig& config) {
@@ -120,10 +117,20 @@ void read_hybrid_experts(const ConfigFields& fields, TransformerConfig& config) 
   config.moe_shared_expert_gate = true;
 }
 
+// Qwen3-Next's file names no prediction layers, and has one; so has a Qwen3.5 whose file says
+// nothing.
+constexpr std::string_view kNextPredictionKeys[] = {"num_nextn_predict_layers",
+                                                    "mtp_num_hidden_layers"};
+constexpr PredictionCount kNextPrediction{.keys = kNextPredictionKeys, .unsaid = 1, .limit = 1};
+constexpr std::string_view kQwen35PredictionKeys[] = {"mtp_num_hidden_layers",
+                                                      "num_nextn_predict_layers"};
+constexpr PredictionCount kQwen35Prediction{.keys = kQwen35PredictionKeys, .unsaid = 1, .limit = 1};
+
 constexpr Family kHybridList[] = {
     {.model_type = "qwen3_next",
      .names = &kNextNames,
      .rotary_percent = 0.25,
+     .prediction = kNextPrediction,
      .configure = read_hybrid_experts,
      .describes =
          [](const TransformerConfig& config) {
@@ -133,22 +140,26 @@ constexpr Family kHybridList[] = {
     {.model_type = "qwen3_5_text",
      .names = &kQwen35Names,
      .rotary_percent = 0.25,
+     .prediction = kQwen35Prediction,
      .configure = read_hybrid,
      .describes = [](const TransformerConfig& config) { return config.has_linear_attention(); },
      .rare = true},
     {.model_type = "qwen3_5_moe_text",
      .names = &kQwen35Names,
      .rotary_percent = 0.25,
+     .prediction = kQwen35Prediction,
      .configure = read_hybrid_experts},  // Megatron's arguments do not tell it from Qwen3-Next
     {.model_type = "qwen3_5",
      .names = &kQwen35SeeingNames,
      .config_key = "text_config",
      .rotary_percent = 0.25,
+     .prediction = kQwen35Prediction,
      .configure = read_hybrid},
     {.model_type = "qwen3_5_moe",
      .names = &kQwen35SeeingNames,
      .config_key = "text_config",
      .rotary_percent = 0.25,
+     .prediction = kQwen35Prediction,
      .configure = read_hybrid_experts},
 };
 

@@ -75,7 +75,6 @@ void read_deepseek(const ConfigFields& fields, TransformerConfig& config) {
 
 void read_deepseek_v3(const ConfigFields& fields, TransformerConfig& config) {
   read_deepseek(fields, config);
-  read_prediction_layers(fields, config);
   config.moe_router_score_function = fields.text("scoring_func", "sigmoid");
   config.moe_router_enable_expert_bias = fields.text("topk_method", "noaux_tc") == "noaux_tc";
 }
@@ -120,23 +119,35 @@ constexpr Family kDeepSeek[] = {
          }},
     {.model_type = "deepseek_v3",
      .names = &kDeepSeekNames,
+     .prediction = kNextnPrediction,
      .configure = read_deepseek_v3,
      .describes =
          [](const TransformerConfig& config) {
            return config.multi_latent_attention && config.moe_router_enable_expert_bias;
          }},
-    {.model_type = "kimi_k2", .names = &kDeepSeekNames, .configure = read_deepseek_v3},
+    {.model_type = "kimi_k2",
+     .names = &kDeepSeekNames,
+     .prediction = kNextnPrediction,
+     .configure = read_deepseek_v3},
     {.model_type = "kimi_k25",
      .names = &kSeeingKimiNames,
      .config_key = "text_config",
+     .prediction = kNextnPrediction,
      .configure = read_deepseek_v3},
-    {.model_type = "glm4_moe_lite", .names = &kDeepSeekNames, .configure = read_glm_lite},
+    {.model_type = "glm4_moe_lite",
+     .names = &kDeepSeekNames,
+     .prediction = kNextnPrediction,
+     .configure = read_glm_lite},
     {.model_type = "deepseek_v32",
      .names = &kDeepSeekNames,
+     .prediction = kNextnPrediction,
      .configure = read_sparse,
      .describes = describes_sparse,
      .rare = true},
-    {.model_type = "glm_moe_dsa", .names = &kDeepSeekNames, .configure = read_sparse},
+    {.model_type = "glm_moe_dsa",
+     .names = &kDeepSeekNames,
+     .prediction = kNextnPrediction,
+     .configure = read_sparse},
     {.model_type = "deepseek_v4", .names = &kUnmapped, .passes_through = true},
 };
 

@@ -26,6 +26,36 @@ models::TransformerConfig parse(std::string_view more = "", std::string_view mod
   return parse_hf_config(config(more, model_type), "config.json");
 }
 
+std::string without(std::string_view more, std::string_view model_type) {
+  const auto text = without_prediction_layers(config(more, model_type), "config.json");
+  const auto object = distckpt::parse_json(text, "config.json");
+  std::string said;
+  for (const auto* key : {"num_nextn_predict_layers", "mtp_num_hidden_layers"}) {
+    if (object.contains(key)) said += fmt::format("{}: {}\n", key, object[key].dump());
+  }
+  return said;
+}
+
+TEST(WithoutPredictionLayers, SaysSoUnderTheNameThatTheFamilyReads) {
+  EXPECT_EQ(without("", "glm4_moe"), "num_nextn_predict_layers: 0\n");
+  EXPECT_EQ(without("", "qwen3_next"), "num_nextn_predict_layers: 0\n");
+  EXPECT_EQ(without("", "qwen3_5_text"), "mtp_num_hidden_layers: 0\n");
+  EXPECT_EQ(without(R"("mtp_num_hidden_layers": 1)", "qwen3_5_text"), "mtp_num_hidden_layers: 0\n");
+  EXPECT_EQ(without(R"("mtp_num_hidden_layers": 1)", "qwen3_next"), "mtp_num_hidden_layers: 0\n");
+  EXPECT_EQ(
+      without(R"("mtp_num_hidden_layers": 1, "num_nextn_predict_layers": 1)", "qwen3_5_moe_text"),
+      "num_nextn_predict_layers: 0\nmtp_num_hidden_layers: 0\n");
+  EXPECT_EQ(without("", "llama"), "");
+}
+
+TEST(WithoutPredictionLayers, SaysSoInTheDescriptionOfTheLanguageModel) {
+  const auto* const text = R"({"model_type": "qwen3_5",
+                               "text_config": {"mtp_num_hidden_layers": 1}, "dtype": "bfloat16"})";
+  const auto object = distckpt::parse_json(without_prediction_layers(text, "config.json"), "it");
+  EXPECT_EQ(object["text_config"]["mtp_num_hidden_layers"], 0);
+  EXPECT_EQ(object.size(), 3U);
+}
+
 TEST(HfConfig, ReadsBothSpellingsOfRope) {
   const auto old_style = parse(
       R"("rope_theta": 500000.0, "rope_scaling": {"type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
