@@ -48,6 +48,7 @@ struct TowerRule {
                               // both stands for all tensors whose names begin so
   bool heads = false;         // all queries, keys and values: in Megatron head by head
   bool transposed = false;
+  bool optional = false;  // of a part that not every tower has: all of its rules or none are there
 };
 
 // The tensors of a checkpoint, in the order in which they are written.
@@ -185,6 +186,62 @@ inline constexpr TowerRule kQwen3Tower[] = {
      "vision_model.decoder.deepstack_merger_list.{l}.patch_norm.**"},
     {"model.visual.deepstack_merger_list.{l}.**",
      "vision_model.decoder.deepstack_merger_list.{l}.**"},
+};
+// The same in checkpoints of Megatron-Bridge, and Qwen3.5's there, which has no deepstack mergers.
+inline constexpr TowerRule kQwen3BridgeTower[] = {
+    {"model.visual.patch_embed.proj.weight", "vision_model.patch_embed.proj.weight"},
+    {"model.visual.patch_embed.proj.bias", "vision_model.patch_embed.proj.bias"},
+    {"model.visual.pos_embed.weight", "vision_model.pos_embed.weight"},
+    {"model.visual.blocks.{l}.norm1.weight",
+     "vision_model.decoder.layers.self_attention.linear_qkv.layer_norm_weight"},
+    {"model.visual.blocks.{l}.norm1.bias",
+     "vision_model.decoder.layers.self_attention.linear_qkv.layer_norm_bias"},
+    {.hf = "model.visual.blocks.{l}.attn.qkv.weight",
+     .megatron = "vision_model.decoder.layers.self_attention.linear_qkv.weight",
+     .heads = true},
+    {.hf = "model.visual.blocks.{l}.attn.qkv.bias",
+     .megatron = "vision_model.decoder.layers.self_attention.linear_qkv.bias",
+     .heads = true},
+    {"model.visual.blocks.{l}.attn.proj.weight",
+     "vision_model.decoder.layers.self_attention.linear_proj.weight"},
+    {"model.visual.blocks.{l}.attn.proj.bias",
+     "vision_model.decoder.layers.self_attention.linear_proj.bias"},
+    {"model.visual.blocks.{l}.norm2.weight",
+     "vision_model.decoder.layers.mlp.linear_fc1.layer_norm_weight"},
+    {"model.visual.blocks.{l}.norm2.bias",
+     "vision_model.decoder.layers.mlp.linear_fc1.layer_norm_bias"},
+    {"model.visual.blocks.{l}.mlp.linear_fc1.weight",
+     "vision_model.decoder.layers.mlp.linear_fc1.weight"},
+    {"model.visual.blocks.{l}.mlp.linear_fc1.bias",
+     "vision_model.decoder.layers.mlp.linear_fc1.bias"},
+    {"model.visual.blocks.{l}.mlp.linear_fc2.weight",
+     "vision_model.decoder.layers.mlp.linear_fc2.weight"},
+    {"model.visual.blocks.{l}.mlp.linear_fc2.bias",
+     "vision_model.decoder.layers.mlp.linear_fc2.bias"},
+    {"model.visual.merger.norm.weight", "vision_model.merger.patch_norm.weight"},
+    {"model.visual.merger.norm.bias", "vision_model.merger.patch_norm.bias"},
+    {"model.visual.merger.linear_fc1.weight", "vision_model.merger.linear_fc1.weight"},
+    {"model.visual.merger.linear_fc1.bias", "vision_model.merger.linear_fc1.bias"},
+    {"model.visual.merger.linear_fc2.weight", "vision_model.merger.linear_fc2.weight"},
+    {"model.visual.merger.linear_fc2.bias", "vision_model.merger.linear_fc2.bias"},
+    {.hf = "model.visual.deepstack_merger_list.{l}.norm.weight",
+     .megatron = "vision_model.decoder.deepstack_merger_list.patch_norm.weight",
+     .optional = true},
+    {.hf = "model.visual.deepstack_merger_list.{l}.norm.bias",
+     .megatron = "vision_model.decoder.deepstack_merger_list.patch_norm.bias",
+     .optional = true},
+    {.hf = "model.visual.deepstack_merger_list.{l}.linear_fc1.weight",
+     .megatron = "vision_model.decoder.deepstack_merger_list.linear_fc1.weight",
+     .optional = true},
+    {.hf = "model.visual.deepstack_merger_list.{l}.linear_fc1.bias",
+     .megatron = "vision_model.decoder.deepstack_merger_list.linear_fc1.bias",
+     .optional = true},
+    {.hf = "model.visual.deepstack_merger_list.{l}.linear_fc2.weight",
+     .megatron = "vision_model.decoder.deepstack_merger_list.linear_fc2.weight",
+     .optional = true},
+    {.hf = "model.visual.deepstack_merger_list.{l}.linear_fc2.bias",
+     .megatron = "vision_model.decoder.deepstack_merger_list.linear_fc2.bias",
+     .optional = true},
 };
 // The usual name of the number of prediction layers.
 inline constexpr std::string_view kNextnLayers[] = {"num_nextn_predict_layers"};

@@ -415,6 +415,10 @@ const std::string& ModelMap::written_key(const MegatronTensor& tensor) const {
   return !tensor.stacked_key.empty() && config.is_homogeneous() ? tensor.stacked_key : tensor.key;
 }
 
+bool ModelMap::is_tower() const {
+  return !megatron.empty() && megatron.front().key.starts_with(models::kVisionModel);
+}
+
 bool ModelMap::is_carried(std::string_view hf_name) const {
   return std::ranges::any_of(family->names->carried,
                              [&](auto prefix) { return hf_name.starts_with(prefix); });

@@ -61,6 +61,8 @@ struct ModelMap {
   const std::string& written_key(const MegatronTensor& tensor) const;
   // True if a tensor is none of the model's, and travels beside it: a vision tower's.
   bool is_carried(std::string_view hf_name) const;
+  // True of make_vision_map's.
+  bool is_tower() const;
   // "decoder.layers.3.mlp.experts.experts.linear_fc1.weight of expert 7", for messages.
   std::string describe(const MegatronTensor& tensor) const;
 };

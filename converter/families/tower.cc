@@ -277,9 +277,13 @@ std::vector<ModelTensor> tower_tensors(const Family& family,
         tensors.push_back({.name = std::move(name), .dtype = tensor.dtype, .shape = one});
     }
   }
+  const auto is_found = [&](const TowerRule& rule) { return found.contains(rule.megatron); };
+  const bool has_optional = std::ranges::any_of(
+      rules, [&](const TowerRule& rule) { return rule.optional && is_found(rule); });
   for (const auto& rule : rules) {
-    require(found.empty() || is_open(rule.megatron) || found.contains(rule.megatron),
-            ErrorKind::kLayout, "{} is missing beside the rest of the tower", rule.megatron);
+    const bool may_lack = is_open(rule.megatron) || (rule.optional && !has_optional);
+    require(found.empty() || may_lack || is_found(rule), ErrorKind::kLayout,
+            "{} is missing beside the rest of the tower", rule.megatron);
   }
   return tensors;
 }

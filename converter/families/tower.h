@@ -21,8 +21,8 @@ namespace ferry::converter {
 // The place of a model that also sees in a Megatron checkpoint. Other models have the first one.
 enum class MegatronLayout : std::uint8_t {
   kLanguageModel,   // the language model's keys as they are; the tower beside it, in the sidecar
-  kMegatronBridge,  // keys below "language_model.", the tower's modules under Hugging Face's names
-  kMbridge,  // keys below "language_model.", the tower as Megatron's modules: "vision_model."
+  kMegatronBridge,  // Megatron-Bridge's: keys below "language_model.", the tower beside them
+  kMbridge,         // mbridge's: the same, with another tower
 };
 
 inline constexpr std::string_view kLanguageModelPrefix = "language_model.";

@@ -110,6 +110,7 @@ class MegatronOpener {
                   "name the folder of its config.json with --hf-config");
     }
     config_ = *args;
+    if (holds_tower()) refuse_unnamed_tower();
     const bool two_sizes = std::ranges::any_of(stored_.outline, [](const auto& tensor) {
       return is_of(models::kGlobalAttentionSection, tensor.first);
     });
@@ -123,6 +124,24 @@ class MegatronOpener {
             folder.string());
     if (config_.vocab_size == 0) config_.vocab_size = stored_vocabulary();
     read_from_tensors(stored_.outline, config_);
+  }
+
+  [[noreturn]] void refuse_unnamed_tower() const {
+    fail(ErrorKind::kNotFound,
+         "{}: holds a model that also sees; name the folder of its config.json with --hf-config",
+         checkpoint_.location.folder.string());
+  }
+
+  // Keys of a language model below a prefix, and others beside them, whatever their family.
+  bool holds_tower() const {
+    const auto is_below = [](const auto& tensor) {
+      return models::strip_wrappers(tensor.first).starts_with(kLanguageModelPrefix);
+    };
+    const auto is_beside = [&](const auto& tensor) {
+      return !is_below(tensor) && !is_training_state(tensor.first);
+    };
+    return std::ranges::any_of(stored_.outline, is_below) &&
+           std::ranges::any_of(stored_.outline, is_beside);
   }
 
   // The stored tensors decide whether there are prediction layers.
@@ -149,9 +168,7 @@ class MegatronOpener {
     const auto layout = layout_of(family, checkpoint_.layout);
     checkpoint_.megatron_layout = layout;
     if (layout == MegatronLayout::kLanguageModel) return;
-    require(checkpoint_.hf.has_value(), ErrorKind::kNotFound,
-            "{}: holds a model that also sees; name the folder of its config.json with --hf-config",
-            checkpoint_.location.folder.string());
+    if (!checkpoint_.hf) refuse_unnamed_tower();
     for (auto& tensor : tower_tensors(family, layout, checkpoint_.layout))
       checkpoint_.tensors.push_back(std::move(tensor));
     link_tower(checkpoint_.map, layout, checkpoint_.tensors,

@@ -73,6 +73,7 @@ constexpr HfNames kQwen3SeeingNames{
     .dense_mlp = kMlpNames,
     .last = kSeeingHead,
     .carried = kVisual,
+    .bridge_tower = kQwen3BridgeTower,
     .computed_tower = kQwen3Tower,
 };
 

@@ -47,6 +47,7 @@ constexpr HfNames kSeeingMoeNames{
     .moe_mlp = kSeeingMoe,
     .last = kSeeingHead,
     .carried = kVisual,
+    .bridge_tower = kQwen3BridgeTower,
     .computed_tower = kQwen3Tower,
 };
 

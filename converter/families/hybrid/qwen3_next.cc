@@ -78,6 +78,7 @@ constexpr HfNames kQwen35SeeingNames = [] {
   names.first = kSeeingEmbedding;
   names.last = kSeeingHead;
   names.carried = kVisual;
+  names.bridge_tower = kQwen3BridgeTower;
   return names;
 }();
 

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "converter/families/megatron_links.h"
 #include "converter/open/checkpoint.h"
 #include "tests/support/expect.h"
 #include "tests/support/files.h"
@@ -51,7 +52,7 @@ TEST_P(ComputedTower, HasTheTensorsThatTransformersSaves) {
 
 INSTANTIATE_TEST_SUITE_P(Models,
                          ComputedTower,
-                         testing::Values("hf_qwen3_vl", "hf_qwen3_vl_moe"),
+                         testing::Values("hf_qwen3_vl", "hf_qwen3_vl_deep", "hf_qwen3_vl_moe"),
                          [](const auto& one) { return std::string(one.param); });
 
 TEST(ComputedTower, NamesEachParameterByTheFirstRuleThatFits) {
@@ -110,6 +111,56 @@ TEST(TowerState, NamesATensorThatIsMissingBesideOthers) {
             [&] { tower_state(checkpoint.map, MegatronLayout::kMbridge, checkpoint.tensors, 2); }));
 }
 
+// The tower of a model as Megatron-Bridge stores it, without the keys that contain `lost`.
+distckpt::Layout bridge_layout(const Checkpoint& checkpoint, std::string_view lost) {
+  distckpt::Layout layout;
+  for (const auto& tensor : tower_state(checkpoint.map, MegatronLayout::kMegatronBridge,
+                                        checkpoint.tensors, /*num_heads=*/3)) {
+    if (!lost.empty() && tensor.key.find(lost) != std::string::npos) continue;
+    layout.add_tensor({.name = tensor.key, .dtype = tensor.dtype, .shape = tensor.global_shape});
+  }
+  return layout;
+}
+
+class BridgeTower : public testing::TestWithParam<const char*> {};
+
+TEST_P(BridgeTower, HasThePlaceOfEachTensor) {
+  const auto checkpoint = open_model(GetParam());
+  const auto layout = bridge_layout(checkpoint, "");
+  EXPECT_EQ(layout_of(*checkpoint.map.family, layout), MegatronLayout::kMegatronBridge);
+  Shapes shapes;
+  for (const auto& tensor :
+       tower_tensors(*checkpoint.map.family, MegatronLayout::kMegatronBridge, layout))
+    shapes.emplace(tensor.name, tensor.shape);
+  EXPECT_EQ(shapes, carried_shapes(checkpoint));
+}
+
+INSTANTIATE_TEST_SUITE_P(Models,
+                         BridgeTower,
+                         testing::Values("hf_qwen3_vl_deep", "hf_qwen3_5_vl", "hf_qwen3_5_moe_vl"),
+                         [](const auto& one) { return std::string(one.param); });
+
+TEST(BridgeTower, LacksAllOfTheDeepstackOrNothing) {
+  const auto checkpoint = open_model("hf_qwen3_vl_deep");
+  const auto& family = *checkpoint.map.family;
+  const auto read = [&](std::string_view lost) {
+    return tower_tensors(family, MegatronLayout::kMegatronBridge, bridge_layout(checkpoint, lost));
+  };
+  EXPECT_EQ(read("deepstack").size(), carried_shapes(checkpoint).size() - 12);
+  for (const auto* lost :
+       {"deepstack_merger_list.patch_norm.bias", "vision_model.merger.linear_fc2.weight"})
+    EXPECT_TRUE(fails(ErrorKind::kLayout, {lost, "is missing"}, [&] { read(lost); }));
+}
+
+TEST(ComputedTower, IsLinkedToItsOwnKeys) {
+  const auto tower = make_vision_map(open_model("hf_qwen3_vl_deep").map.config);
+  distckpt::Layout layout;
+  for (const auto& tensor : tower.megatron) {
+    layout.add_tensor({.name = tensor.key, .dtype = distckpt::DType::kBF16, .shape = tensor.shape});
+  }
+  EXPECT_EQ(link_megatron(tower, layout).links.size(), tower.megatron.size());
+}
+
 TEST(MegatronLayout, HasANameEach) {
   for (const auto* name : {"language-model", "megatron-bridge", "mbridge"}) {
     const auto layout = megatron_layout(name);
@@ -124,6 +175,8 @@ TEST(TowerKey, IsKnownByItsModule) {
   EXPECT_TRUE(is_tower_key(family, "module.vision_model.decoder.final_layernorm.weight"));
   EXPECT_TRUE(is_tower_key(family, "vision_model.projection.encoder.linear_fc1._extra_state"));
   EXPECT_TRUE(is_tower_key(family, "visual.blocks.0.norm1.weight"));
+  EXPECT_TRUE(is_tower_key(find_family("qwen3_5"),
+                           "vision_model.decoder.layers.mlp.linear_fc1._extra_state"));
   EXPECT_FALSE(is_tower_key(family, "language_model.decoder.final_layernorm.weight"));
   EXPECT_EQ(language_model_key("module.language_model.decoder.final_layernorm.weight"),
             "decoder.final_layernorm.weight");

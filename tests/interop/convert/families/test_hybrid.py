@@ -7,7 +7,7 @@ import pytest
 
 from bridge_reference import as_bridge, of_bridge, stored
 from support import DATA, hf_tensors, iteration_folder, refuse, run_ok, tree
-from tiny_models import load_hf_sd, make_seeing, pack_experts
+from tiny_models import load_hf_sd, pack_experts
 from weight_mapping import describe
 
 MODELS = ["qwen3_next", "qwen3_5", "qwen3_5_moe"]
@@ -82,23 +82,23 @@ def test_a_prediction_layer_of_packed_experts_is_the_same_model(work):
     assert tree(work / "back") == tree(work / "packed")
 
 
-@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5_moe"])
+@pytest.mark.parametrize("name", ["qwen3_5_vl", "qwen3_5_moe_vl"])
 def test_a_vision_tower_travels_beside_the_language_model(name, work):
-    make_seeing(name, str(work / "hf"))
-    run_ok("convert", work / "hf", work / "megatron", "--tp", 2, "--pp", 2)
+    hf = DATA / f"hf_{name}/hf"
+    run_ok("convert", hf, work / "megatron", "--tp", 2, "--pp", 2)
     assert not [key for key in stored(work / "megatron") if "vis" in key]
-    run_ok("verify", work / "hf", work / "megatron")
+    run_ok("verify", hf, work / "megatron")
     run_ok("convert", work / "megatron", work / "back")
-    assert tree(work / "back") == tree(work / "hf")
+    assert tree(work / "back") == tree(hf)
     run_ok("convert", work / "megatron", work / "archive", "--to", "h5")
-    run_ok("verify", work / "hf", work / "archive")
+    run_ok("verify", hf, work / "archive")
 
 
 def test_a_lost_vision_tower_is_told(work):
-    make_seeing("qwen3_5", str(work / "hf"))
-    run_ok("convert", work / "hf", work / "megatron")
+    hf = DATA / "hf_qwen3_5_vl/hf"
+    run_ok("convert", hf, work / "megatron")
     shutil.rmtree(iteration_folder(work / "megatron") / "ferry")
-    refuse("convert", work / "megatron", work / "out", "--hf-config", work / "hf", words=["model.visual.", "also sees"])
+    refuse("convert", work / "megatron", work / "out", "--hf-config", hf, words=["model.visual.", "also sees"])
 
 
 def test_a_cast_leaves_decays_in_their_dtype(work):

@@ -20,6 +20,10 @@ QWEN = DATA / "hf_qwen2_5_vl_deep/hf"
 CASES = {  # the layout, a model and its digests
     "qwen2_5_vl in megatron-bridge": ("megatron-bridge", QWEN, "qwen2_5_vl_deep"),
     "qwen2_5_vl in mbridge": ("mbridge", QWEN, "qwen2_5_vl_mbridge"),
+    "qwen3_vl in megatron-bridge": ("megatron-bridge", DATA / "hf_qwen3_vl_deep/hf", "qwen3_vl_deep"),
+    "qwen3_vl_moe in megatron-bridge": ("megatron-bridge", DATA / "hf_qwen3_vl_moe/hf", "qwen3_vl_moe"),
+    "qwen3_5 in megatron-bridge": ("megatron-bridge", DATA / "hf_qwen3_5_vl/hf", "qwen3_5_vl"),
+    "qwen3_5_moe in megatron-bridge": ("megatron-bridge", DATA / "hf_qwen3_5_moe_vl/hf", "qwen3_5_moe_vl"),
     "gemma3 in megatron-bridge": ("megatron-bridge", DATA / "hf_gemma3/hf", "gemma3"),
     "gemma4 in megatron-bridge": ("megatron-bridge", DATA / "hf_gemma4/hf", "gemma4"),
     "gemma4_e2b in megatron-bridge": ("megatron-bridge", DATA / "hf_gemma4_e2b/hf", "gemma4_e2b"),
@@ -27,7 +31,7 @@ CASES = {  # the layout, a model and its digests
 }
 # transformers 5.17 saves the head of Gemma 3's vision tower, which nothing of the model computes; Megatron-Bridge's has none.
 HEAD = "vision_tower.head."
-SEEING = ["mistral3", "qwen2_5_vl", "gemma3", "gemma4", "gemma4_e2b", "gemma4_e4b", "kimi_k25"]
+SEEING = ["mistral3", "qwen2_5_vl", "qwen3_vl", "gemma3", "gemma4", "gemma4_e2b", "gemma4_e4b", "kimi_k25"]
 
 
 def of_peer(name, side):
@@ -67,7 +71,7 @@ def test_reads_what_the_peer_makes(case, work):
     wanted = of_peer(name, "exported")
     assert as_bridge(without_head(load_hf_sd(str(work / "out"))), wanted) == wanted
     run_ok("verify", hf, work / "megatron", "--hf-config", hf)
-    refuse("convert", work / "megatron", work / "nothing", words=["config"])
+    refuse("convert", work / "megatron", work / "nothing", words=["also sees", "--hf-config"])
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -94,7 +98,7 @@ def test_one_layout_becomes_the_other(work):
 
 
 @pytest.mark.parametrize("name", SEEING)
-def test_towers_that_megatron_bridge_keeps_as_they_are_come_back(name, work):
+def test_towers_that_megatron_bridge_has_a_place_for_come_back(name, work):
     hf = DATA / f"hf_{name}/hf"
     run_ok("convert", hf, work / "megatron", "--tp", 2, "--megatron-layout", "megatron-bridge")
     assert not (iteration_folder(work / "megatron") / "ferry/derived.safetensors").exists()

@@ -1,6 +1,7 @@
 """Qwen3-VL with experts: the experts of a layer are one tensor, transposed on the hub and not where transformers 5 saves it.
 
-tests/data/bridge_models has the digests of what Megatron-Bridge makes of the same model, by its own conversion, in both directions."""
+tests/data/bridge_models has the digests of what Megatron-Bridge makes of the same model, by its own conversion, in both directions. Those of the tower
+are compared in test_megatron_layouts.py."""
 import shutil
 
 import pytest
