@@ -144,7 +144,7 @@ void add_iteration(CLI::App& command,
 
 std::int64_t parse_size(const std::string& text, const std::string& flag) {
   static const std::map<std::string, double> units{
-      {"", 1},      {"B", 1},        {"KB", 1e3},     {"MB", 1e6},     {"GB", 1e9},
+      {"", 1},      {"B", 1},        {"KB", 1e3},     {"kB", 1e3},     {"MB", 1e6},    {"GB", 1e9},
       {"TB", 1e12}, {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30}, {"TiB", 0x1p40}};
   double number = 0;
   const auto* end = text.data() + text.size();

@@ -22,6 +22,8 @@ TEST(ParseSize, KnowsDecimalAndBinaryUnits) {
   EXPECT_EQ(parse_size("5GB", "--x"), 5'000'000'000);
   EXPECT_EQ(parse_size("64MiB", "--x"), std::int64_t{64} << 20);
   EXPECT_EQ(parse_size("1.5KiB", "--x"), 1536);
+  EXPECT_EQ(parse_size("20kB", "--x"), 20'000);
+  EXPECT_EQ(parse_size("20KB", "--x"), 20'000);
 }
 
 TEST(ParseSize, NamesTheFlagOfTextThatIsNoSize) {
