@@ -1,4 +1,5 @@
 """ferry diff against numpy and torch, on a real checkpoint and a copy of it that was changed."""
+import re
 import shutil
 import xml.etree.ElementTree as ElementTree
 
@@ -8,7 +9,11 @@ import torch
 
 from support import DATA, ITEM_SIZE, ferry, ferry_json, hf_tensors, read_safetensors, run_ok, safetensors_bytes, weight_files
 
-MODELS = ["hf_llama", "hf_qwen2_tied", "hf_qwen3"]
+MODELS = {  # and a mesh for it
+    "hf_llama": ["--tp", 2, "--pp", 2], "hf_qwen2_tied": ["--tp", 2, "--pp", 2], "hf_qwen3": ["--tp", 2, "--pp", 2],
+    "hf_qwen3_5_moe": ["--tp", 2, "--pp", 3], "hf_gpt_oss": ["--tp", 2, "--ep", 2, "--pp", 3], "hf_nemotron_h": ["--tp", 2, "--ep", 2],
+    "hf_qwen2_5_vl_deep": ["--tp", 2, "--pp", 2, "--megatron-layout", "mbridge"],
+}
 TORCH = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 XHTML = "{http://www.w3.org/1999/xhtml}"
 
@@ -26,7 +31,7 @@ def change(folder, nonfinite=False):
         for name, (dtype, shape, data) in tensors.items():
             if not any(part in name for part in ("q_proj.weight", "up_proj", "embed_tokens")):
                 continue
-            layer = int(name.split(".")[2]) if ".layers." in name else 3
+            layer = int(re.search(r"\.(layers|blocks)\.(\d+)\.", name)[2]) if re.search(r"\.(layers|blocks)\.", name) else 3
             values = elements((dtype, shape, data)).clone()
             noise = torch.randn(values.shape, generator=generator) * 0.2 * 10.0 ** -(layer + 1)
             values = (values.float() + noise).to(values.dtype)
@@ -76,7 +81,7 @@ def test_the_numbers_are_those_of_torch(model, megatron, work):
     other = tuned
     if megatron:
         other = work / "megatron"
-        run_ok("convert", tuned, other, "--tp", 2, "--pp", 2)
+        run_ok("convert", tuned, other, *MODELS[model])
     report = ferry_json("diff", source, other, code=1)
     before, after = hf_tensors(source), hf_tensors(tuned)
     found = {t["name"]: t for t in report["tensors"] if "(padding)" not in t["name"]}

@@ -11,6 +11,7 @@ import time
 import pytest
 
 from support import DATA, FERRY, ferry, llama_config, llama_shapes, random_tensors, run_ok, tree, write_hf
+from tiny_models import make_hf, make_wrapped
 
 LARGE = llama_config(hidden_size=512, intermediate_size=1536, num_hidden_layers=12, num_attention_heads=8, num_key_value_heads=8,
                      vocab_size=8000)
@@ -34,14 +35,41 @@ def expert_shapes(config):
     return shapes
 
 
+FAMILIES = {  # larger sizes of tiny models, and a layout for them
+    "qwen3_5_moe": (dict(hidden_size=256, moe_intermediate_size=512, num_experts=24, vocab_size=4000), ["--tp", "2", "--pp", "3", "--ep", "2", "--etp", "1"]),
+    "gpt_oss": (dict(hidden_size=256, intermediate_size=512, num_local_experts=32, vocab_size=4000), ["--tp", "2", "--pp", "3", "--ep", "2", "--etp", "1"]),
+    "nemotron_h": (dict(hidden_size=512, intermediate_size=8192, moe_intermediate_size=512, moe_latent_size=256, n_routed_experts=48, vocab_size=8000),
+                   ["--tp", "2", "--ep", "2", "--etp", "1"]),
+    "qwen2_5_vl": (dict(hidden_size=512, intermediate_size=12288, vocab_size=8000,
+                        vision=dict(depth=6, hidden_size=240, intermediate_size=1024, num_heads=6, out_hidden_size=512)),
+                   ["--tp", "2", "--pp", "2", "--megatron-layout", "mbridge"]),
+}
+
+
+def make_family(name, folder):
+    """The larger model in folder/hf, in three files; gpt_oss in MXFP4 in folder/mxfp4, and its weights in bf16 in folder/hf, in one."""
+    sizes, _ = FAMILIES[name]
+    if name == "qwen2_5_vl":
+        make_wrapped(name, str(folder / "made/hf"), **sizes)
+    else:
+        make_hf(name, str(folder / "made"), **sizes)
+    made = folder / "made/hf"
+    if name == "gpt_oss":
+        run_ok("convert", made, folder / "mxfp4", "--to", "hf", "--quantize", "mxfp4")
+        run_ok("convert", folder / "mxfp4", folder / "hf", "--to", "hf")
+    else:
+        run_ok("convert", made, folder / "hf", "--to", "hf", "--max-shard-size", str((made / "model.safetensors").stat().st_size // 2))
+    shutil.rmtree(folder / "made")
+
+
 class Large:
-    """A checkpoint of 50 or 100 MB in all formats, and how long each direction takes."""
-    def __init__(self, folder, config=LARGE, shapes=llama_shapes, layout=("--tp", "2", "--pp", "2")):
+    """A checkpoint of 50 to 120 MB in all formats, and how long each direction takes; `make` leaves it in folder/hf."""
+    def __init__(self, folder, make, layout=("--tp", "2", "--pp", "2")):
         self.folder = folder
-        write_hf(folder / "hf", config, random_tensors(shapes(config)), shards=3)
+        make(folder)
         self.options = {"megatron": [*layout], "back": [], "archive": ["--to", "h5", "--max-shard-size", "10MB"],
                         "from_archive": []}
-        self.source = {"megatron": folder / "hf", "back": folder / "megatron", "archive": folder / "hf",
+        self.source = {"megatron": folder / ("mxfp4" if (folder / "mxfp4").exists() else "hf"), "back": folder / "megatron", "archive": folder / "hf",
                        "from_archive": folder / "archive"}
         self.seconds = {}
         for way in self.options:
@@ -58,15 +86,36 @@ class Large:
 @pytest.fixture(scope="module")
 def large(tmp_path_factory):
     folder = tmp_path_factory.mktemp("large")
-    yield Large(folder)
+    yield Large(folder, lambda folder: write_hf(folder / "hf", LARGE, random_tensors(llama_shapes(LARGE)), shards=3))
     shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="module")
 def experts(tmp_path_factory):
     folder = tmp_path_factory.mktemp("experts")
-    yield Large(folder, EXPERTS, expert_shapes, ("--tp", "2", "--pp", "2", "--ep", "2", "--etp", "1"))
+    yield Large(folder, lambda folder: write_hf(folder / "hf", EXPERTS, random_tensors(expert_shapes(EXPERTS)), shards=3),
+                ("--tp", "2", "--pp", "2", "--ep", "2", "--etp", "1"))
     shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def families(tmp_path_factory):
+    """{family: its larger model}, each made when it is first asked for"""
+    folder = tmp_path_factory.mktemp("families")
+
+    class Made(dict):
+        def __missing__(self, name):
+            (folder / name).mkdir()
+            self[name] = Large(folder / name, lambda to: make_family(name, to), FAMILIES[name][1])
+            return self[name]
+    yield Made()
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def model(request):
+    """The larger model that a test names: large, experts or one of FAMILIES."""
+    return request.getfixturevalue("families")[request.param] if request.param in FAMILIES else request.getfixturevalue(request.param)
 
 
 def published(target):
@@ -74,10 +123,9 @@ def published(target):
     return (target / TRACKER).exists() or (target / "config.json").exists() or bool(list(target.glob("weights*.h5")))
 
 
-@pytest.mark.parametrize("model", ["large", "experts"])
-def test_there_and_back_of_a_larger_checkpoint(model, request):
-    large = request.getfixturevalue(model)
-    assert large.want["back"] == large.want["from_archive"] == tree(large.folder / "hf")
+@pytest.mark.parametrize("model", ["large", "experts", *FAMILIES], indirect=True)
+def test_there_and_back_of_a_larger_checkpoint(model):
+    assert model.want["back"] == model.want["from_archive"] == tree(model.folder / "hf")
 
 
 # ------------------------------------------------------------------------------------------------------------- killed
@@ -108,9 +156,12 @@ def interrupted(large, way, target, by=signal.SIGKILL):
     pytest.fail("every run was over before it was stopped")
 
 
-@pytest.mark.parametrize("model, kill", [*(("large", kill) for kill in range(12)), *(("experts", kill) for kill in range(6))])
-def test_killed_and_resumed_gives_the_same_bytes(model, kill, request, work):
-    large, way = request.getfixturevalue(model), ("megatron", "back", "archive")[kill % 3]
+KILLS = {"large": 12, "experts": 6, **dict.fromkeys(FAMILIES, 3)}
+
+
+@pytest.mark.parametrize("model, kill", [(model, kill) for model, kills in KILLS.items() for kill in range(kills)], indirect=["model"])
+def test_killed_and_resumed_gives_the_same_bytes(model, kill, work):
+    large, way = model, ("megatron", "back", "archive")[kill % 3]
     share = random.Random(kill).uniform(0.05, 1.0)
     finished = killed_somewhere(large, way, work / "out", share)
     if published(work / "out"):
@@ -354,15 +405,16 @@ def test_dry_run_writes_nothing(large, work):
         assert not list(work.iterdir())
 
 
+@pytest.mark.parametrize("model", ["large", *FAMILIES], indirect=True)
 @pytest.mark.parametrize("way", ["megatron", "back", "archive", "from_archive"])
-def test_memory_stays_below_the_limit(way, large, work):
+def test_memory_stays_below_the_limit(way, model, work):
     """--max-memory bounds the buffers; the program itself and its tables get 48 MiB on top, chunks of archives 24."""
     # Through a small process: the peak of a child includes that of the image it was started from.
     script = ("import resource, subprocess, sys; subprocess.run(sys.argv[1:], check=True);"
               "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)")
-    convert = [FERRY, "convert", large.source[way], work / "out", *large.options[way],
+    convert = [FERRY, "convert", model.source[way], work / "out", *model.options[way],
                "--quiet", "--max-memory", "16MiB", "--threads", "2"]
     done = subprocess.run([sys.executable, "-S", "-c", script, *map(str, convert)], stdout=subprocess.PIPE, text=True, check=True)
     chunks = 24 if "archive" in way else 0
     assert int(done.stdout) < (16 + 48 + chunks) * 1024, f"{done.stdout} KiB"
-    assert tree(work / "out") == large.want[way]
+    assert tree(work / "out") == model.want[way]

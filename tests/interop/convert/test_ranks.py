@@ -57,6 +57,12 @@ def test_four_processes_give_the_bytes_of_one(launcher, large, work):
     ("hf_deepseek_v3/hf", ["--tp", 2, "--ep", 2]),
     ("llama_optim_dp", ["--to", "megatron", "--tp", 1, "--pp", 2]),
     ("hf_qwen2_tied/hf", ["--dtype", "fp32"]),
+    ("hf_qwen3_5_moe/hf", ["--tp", 2, "--ep", 2]),
+    ("hf_gpt_oss/hf", ["--tp", 2, "--ep", 2]),
+    ("hf_gpt_oss/hf", ["--to", "hf", "--quantize", "mxfp4"]),
+    ("hf_nemotron_h/hf", ["--tp", 2, "--ep", 2]),
+    ("hf_qwen2_5_vl_deep/hf", ["--tp", 2, "--megatron-layout", "mbridge"]),
+    ("hf_qwen3_5_moe_vl/hf", ["--tp", 2, "--megatron-layout", "megatron-bridge"]),
 ])
 def test_small_models_have_ranks_without_work(model, options, work):
     run_ok("convert", DATA / model, work / "one", *options)
