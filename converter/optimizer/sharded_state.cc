@@ -17,6 +17,7 @@ namespace {
 
 using distckpt::Box;
 using distckpt::ShardedTensor;
+using models::MeshSize;
 using models::ParallelConfig;
 using models::TransformerConfig;
 
@@ -27,11 +28,20 @@ void require_divisible(const TransformerConfig& config, const ParallelConfig& pa
   };
   const auto found = find(parallel);
   if (!found) return;
+  const auto name = models::name_of(found->size);
   const auto with = [&](int size) {
     auto changed = parallel;
-    if (found->size == "tp") changed.tensor_model_parallel_size = size;
-    if (found->size == "ep") changed.expert_model_parallel_size = size;
-    if (found->size == "etp") changed.expert_tensor_parallel_size = size;
+    switch (found->size) {
+      case MeshSize::kTp:
+        changed.tensor_model_parallel_size = size;
+        break;
+      case MeshSize::kEp:
+        changed.expert_model_parallel_size = size;
+        break;
+      case MeshSize::kEtp:
+        changed.expert_tensor_parallel_size = size;
+        break;
+    }
     return changed;
   };
   std::vector<int> possible;
@@ -41,14 +51,12 @@ void require_divisible(const TransformerConfig& config, const ParallelConfig& pa
     const auto other = find(with(size));
     if (!other || other->size != found->size) possible.push_back(size);
   }
-  const auto asked = found->size == "tp"   ? parallel.tensor_model_parallel_size
-                     : found->size == "ep" ? parallel.expert_model_parallel_size
-                                           : parallel.expert_tensor_parallel();
-  throw Error(ErrorKind::kUsage,
-              fmt::format("--{} {}: {} cannot be split so", found->size, asked, found->what),
-              possible.empty()
-                  ? ""
-                  : fmt::format("possible: --{} {}", found->size, fmt::join(possible, ", ")));
+  const auto asked = found->size == MeshSize::kTp   ? parallel.tensor_model_parallel_size
+                     : found->size == MeshSize::kEp ? parallel.expert_model_parallel_size
+                                                    : parallel.expert_tensor_parallel();
+  throw Error(
+      ErrorKind::kUsage, fmt::format("--{} {}: {} cannot be split so", name, asked, found->what),
+      possible.empty() ? "" : fmt::format("possible: --{} {}", name, fmt::join(possible, ", ")));
 }
 
 // The ranks of a mesh without data parallelism, and what each holds of a model.

@@ -167,19 +167,33 @@ std::vector<ParameterSpec> vision_layout(const TransformerConfig& config,
   return specs;
 }
 
+std::string_view name_of(MeshSize size) {
+  switch (size) {
+    case MeshSize::kTp:
+      return "tp";
+    case MeshSize::kEp:
+      return "ep";
+    case MeshSize::kEtp:
+      return "etp";
+  }
+  fail(ErrorKind::kBug, "a size of a mesh without a name");
+}
+
 std::optional<Indivisible> find_indivisible(const TransformerConfig& config,
                                             const ParallelConfig& parallel,
                                             Alignment alignment) {
   const int tp = parallel.tensor_model_parallel_size;
   if (config.num_attention_heads % tp != 0)
-    return Indivisible{"tp", fmt::format("{} attention heads", config.num_attention_heads)};
+    return Indivisible{MeshSize::kTp,
+                       fmt::format("{} attention heads", config.num_attention_heads)};
   if (config.has_linear_attention() && config.linear_num_key_heads % tp != 0)
-    return Indivisible{
-        "tp", fmt::format("{} key heads of linear attention", config.linear_num_key_heads)};
+    return Indivisible{MeshSize::kTp, fmt::format("{} key heads of linear attention",
+                                                  config.linear_num_key_heads)};
   if (config.is_hybrid_model() && config.mamba_num_groups % tp != 0)
-    return Indivisible{"tp", fmt::format("{} groups of Mamba layers", config.mamba_num_groups)};
+    return Indivisible{MeshSize::kTp,
+                       fmt::format("{} groups of Mamba layers", config.mamba_num_groups)};
   if (config.num_moe_experts % parallel.expert_model_parallel_size != 0)
-    return Indivisible{"ep", fmt::format("{} experts", config.num_moe_experts)};
+    return Indivisible{MeshSize::kEp, fmt::format("{} experts", config.num_moe_experts)};
   const auto find_in = [&](const Section& section) -> std::optional<Indivisible> {
     const auto sizes = layer_sizes(section, config);
     const auto& own = sizes ? *sizes : config;
@@ -188,16 +202,17 @@ std::optional<Indivisible> find_indivisible(const TransformerConfig& config,
       if (!cut) continue;
       const int ranks = parameter.expert ? parallel.expert_tensor_parallel() : tp;
       if (parameter.merge == Merge::kQkvGroups && !own.shares_query_groups(ranks)) {
-        return Indivisible{
-            "tp", fmt::format("{} query groups of {}", own.num_query_groups, parameter.key)};
+        return Indivisible{MeshSize::kTp, fmt::format("{} query groups of {}", own.num_query_groups,
+                                                      parameter.key)};
       }
       const auto size = parameter.vocabulary ? parallel.padded_vocab_size(parameter.shape[0])
                                              : parameter.shape[cut->dim];
       if (size / cut->parts % ranks == 0) continue;
       // Experts without a size of their own are split like the rest of the model.
-      return Indivisible{parameter.expert && parallel.expert_tensor_parallel_size ? "etp" : "tp",
-                         fmt::format("{} {} of {}", size / cut->parts,
-                                     cut->dim == 0 ? "rows" : "columns", parameter.key)};
+      return Indivisible{
+          parameter.expert && parallel.expert_tensor_parallel_size ? MeshSize::kEtp : MeshSize::kTp,
+          fmt::format("{} {} of {}", size / cut->parts, cut->dim == 0 ? "rows" : "columns",
+                      parameter.key)};
     }
     return std::nullopt;
   };
@@ -275,11 +290,11 @@ void check_fits(const TransformerConfig& config, const MeshShape& mesh) {
           "ep is {}, and the model has no experts", mesh.ep());
   for (const auto alignment : {Alignment::kFast, Alignment::kBitwise}) {
     if (const auto found = find_indivisible(config, mesh.parallel(), alignment)) {
-      const auto& size = found->size;
-      fail(ErrorKind::kUsage, "{} cannot be split by {} {}", found->what, size,
-           size == "tp"   ? mesh.tp()
-           : size == "ep" ? mesh.ep()
-                          : mesh.etp());
+      const auto size = found->size;
+      fail(ErrorKind::kUsage, "{} cannot be split by {} {}", found->what, name_of(size),
+           size == MeshSize::kTp   ? mesh.tp()
+           : size == MeshSize::kEp ? mesh.ep()
+                                   : mesh.etp());
     }
   }
   const auto stages = pipeline_stages(mesh.parallel(), static_cast<int>(config.num_layers),

@@ -100,10 +100,14 @@ std::vector<ParameterSpec> vision_layout(const TransformerConfig& config,
                                          const MeshCoordinates& at,
                                          const LayoutOptions& options);
 
+// Sizes of a mesh that have to divide sizes of a model.
+enum class MeshSize : std::uint8_t { kTp, kEp, kEtp };
+std::string_view name_of(MeshSize size);  // "tp", "ep", "etp"
+
 // A size of a mesh that does not divide what it has to.
 struct Indivisible {
-  std::string_view size{};  // "tp", "ep", "etp"
-  std::string what{};       // "4 attention heads"
+  MeshSize size = MeshSize::kTp;
+  std::string what{};  // "4 attention heads"
 };
 
 // The first one, if there is any.
