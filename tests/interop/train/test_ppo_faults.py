@@ -10,7 +10,7 @@ import time
 import pytest
 
 from ppo_run import ACTOR, ANSWERS, PROMPTS, REWARD, ROLLOUT, metrics, samples, settings, train, write_world
-from ranks import TORCH_PROGRAM, address_spaces, finish, lose, memory_limit, start_training, wait_for
+from ranks import TORCH_PROGRAM, address_spaces, finish, finish_soon, lose, memory_limit, start_training, wait_for
 from support import run_ok
 
 pytestmark = pytest.mark.skipif(not TORCH_PROGRAM.exists(), reason="this build has no models: configure it with -Dtorch_root")
@@ -132,10 +132,12 @@ def test_memory_that_is_not_there(large, work):
             f"{ROLLOUT}.kv_cache_bytes": 64 << 20, f"{ROLLOUT}.max_num_batched_tokens": 512, f"{ACTOR}.megatron.alignment": "fast",
             f"{ACTOR}.megatron.recompute_granularity": "none", "trainer.total_training_steps": 1}
     start = lambda run, limits={}: start_training(2, "grpo", settings(large, run, **more), limits)
+    began = time.monotonic()
     peak = max(address_spaces(start(work / "peak")))
+    longest = 2 * (time.monotonic() - began) + 10
     seen = []
     for limit in range(peak - 100, peak - 2200, -150):
-        (other_status, other), (status, said) = finish(start(work / f"run{limit}", {1: memory_limit(limit)}), timeout=120)
+        (other_status, other), (status, said) = finish_soon(start(work / f"run{limit}", {1: memory_limit(limit)}), 1, longest)
         if status == other_status == 0 or "while running as rank 1 of 2" not in said:
             continue
         cause = said.partition("error: ")[2].splitlines()[0]

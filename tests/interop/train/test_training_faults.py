@@ -146,7 +146,7 @@ def test_a_rank_out_of_memory(large, work):
         joined = status == 0 or "while running as rank 1 of 2" in said
         if not joined:  # not even its libraries fit
             other.kill()
-        (other_status, other_said), = finish([other])
+        (other_status, other_said), = finish([other], timeout=10)
         if not joined or status == other_status == 0:  # what the C library reserves for threads may be less
             continue
         cause = said.partition("error: ")[2].splitlines()[0]
