@@ -3,13 +3,9 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
-#include <charconv>
 #include <cmath>
 #include <limits>
-#include <optional>
-#include <string_view>
 #include <utility>
-#include <vector>
 
 #include "distckpt/base/error.h"
 #include "trainer/algorithms/masked.h"
@@ -18,94 +14,11 @@
 namespace ferry::trainer {
 namespace {
 
-struct Bounds {
-  std::optional<double> lower{};
-  double upper = 0;
-};
-
-std::string_view trimmed(std::string_view text) {
-  const auto begin = text.find_first_not_of(" \t");
-  return begin == text.npos ? "" : text.substr(begin, text.find_last_not_of(" \t") - begin + 1);
-}
-
-std::vector<std::string_view> split(std::string_view text) {
-  std::vector<std::string_view> parts;
-  while (!text.empty()) {
-    const auto comma = std::min(text.find(','), text.size());
-    if (const auto part = trimmed(text.substr(0, comma)); !part.empty()) parts.push_back(part);
-    text.remove_prefix(std::min(comma + 1, text.size()));
-  }
-  return parts;
-}
-
-double positive(std::string_view text, std::string_view subject) {
-  double value = 0;
-  text = trimmed(text);
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  require(
-      error == std::errc() && end == text.data() + text.size() && value > 0 && std::isfinite(value),
-      ErrorKind::kUsage, "{}: \"{}\" is no positive number", subject, text);
-  return value;
-}
-
-// "2.0" or "0.5_2.0".
-Bounds bounds_of(std::string_view text, std::string_view subject) {
-  const auto bar = text.find('_');
-  if (bar == text.npos) return {.upper = positive(text, subject)};
-  const Bounds bounds{.lower = positive(text.substr(0, bar), subject),
-                      .upper = positive(text.substr(bar + 1), subject)};
-  require(*bounds.lower <= bounds.upper, ErrorKind::kUsage, "{}: {} is above {}", subject,
-          *bounds.lower, bounds.upper);
-  return bounds;
-}
-
-enum class Of : std::uint8_t { kToken, kSum, kMean, kMax };
-
-struct RejectionOption {
-  Of of = Of::kToken;
-  int k = 1;
-};
-
-constexpr std::array<Named<RejectionOption>, 11> kOptions{{
-    {"token_k1", {Of::kToken, 1}},
-    {"token_k2", {Of::kToken, 2}},
-    {"token_k3", {Of::kToken, 3}},
-    {"seq_sum_k1", {Of::kSum, 1}},
-    {"seq_sum_k2", {Of::kSum, 2}},
-    {"seq_sum_k3", {Of::kSum, 3}},
-    {"seq_mean_k1", {Of::kMean, 1}},
-    {"seq_mean_k2", {Of::kMean, 2}},
-    {"seq_mean_k3", {Of::kMean, 3}},
-    {"seq_max_k2", {Of::kMax, 2}},
-    {"seq_max_k3", {Of::kMax, 3}},
-}};
-
-struct Rule {
-  std::string_view name{};
-  RejectionOption option{};
-  Bounds bounds{};  // of k1: logarithms
-};
-
-std::vector<Rule> rules_of(const RolloutCorrectionSection& config) {
-  std::vector<Rule> rules;
-  for (const auto name : split(config.rollout_rs)) {
-    if (std::ranges::find(rules, name, &Rule::name) != rules.end()) continue;
-    rules.push_back({.name = name, .option = find_named("rollout_rs", name, kOptions)});
-  }
-  const auto thresholds = split(config.rollout_rs_threshold);
-  require(thresholds.size() == 1 || thresholds.size() == rules.size(), ErrorKind::kUsage,
-          "rollout_rs_threshold: {} thresholds for {} options of rollout_rs, expected 1 or as many",
-          thresholds.size(), rules.size());
-  for (std::size_t i = 0; i < rules.size(); ++i) {
-    auto& [name, option, bounds] = rules[i];
-    bounds = bounds_of(thresholds[thresholds.size() == 1 ? 0 : i], "rollout_rs_threshold");
-    require(option.k == 1 || !bounds.lower, ErrorKind::kUsage,
-            "rollout_rs_threshold: {} has no lower bound", name);
-    if (option.k == 1)
-      bounds = {.lower = std::log(bounds.lower.value_or(1 / bounds.upper)),
-                .upper = std::log(bounds.upper)};
-  }
-  return rules;
+// The bounds that a rule means: of k1 the logarithms of its weights.
+ThresholdBounds bounds_of(const RejectionRule& rule) {
+  const auto& [lower, upper] = rule.bounds;
+  if (rule.option.k != 1) return rule.bounds;
+  return {.lower = std::log(lower.value_or(1 / upper)), .upper = std::log(upper)};
 }
 
 at::Tensor estimate(const at::Tensor& d, int k) {
@@ -118,11 +31,15 @@ at::Tensor maximum_of(const at::Tensor& tokens, const at::Tensor& mask) {
   return at::where(largest == none, at::zeros_like(largest), largest);
 }
 
-RejectionStatistic statistic(const Rule& rule, const at::Tensor& d, const at::Tensor& mask) {
-  RejectionStatistic result{.option = std::string(rule.name),
+RejectionStatistic statistic(const RejectionRule& rule,
+                             const at::Tensor& d,
+                             const at::Tensor& mask) {
+  using Of = RejectionOption::Of;
+  const auto bounds = bounds_of(rule);
+  RejectionStatistic result{.option = name_of(rule.option),
                             .of_tokens = estimate(d, rule.option.k),
-                            .upper = rule.bounds.upper,
-                            .lower = rule.bounds.lower};
+                            .upper = bounds.upper,
+                            .lower = bounds.lower};
   if (rule.option.of == Of::kToken) return result;
   result.of_sequence = rule.option.of == Of::kSum    ? masked_sum(result.of_tokens, mask, -1)
                        : rule.option.of == Of::kMean ? masked_mean(result.of_tokens, mask, -1)
@@ -147,7 +64,7 @@ void reject(const at::Tensor& log_ratio,
   const auto masked = [&](const at::Tensor& kept) {
     return masked_mean(kept.logical_not().to(at::kFloat), mask).item<double>();
   };
-  for (const auto& rule : rules_of(config)) {
+  for (const auto& rule : config.rejection_rules()) {
     const auto rs = statistic(rule, d, mask);
     auto kept = rs.of_tokens <= rs.upper;
     if (rs.lower) kept = kept & (rs.of_tokens >= *rs.lower);
@@ -175,7 +92,7 @@ void weigh(const at::Tensor& log_ratio,
            RolloutCorrection& result) {
   const auto& mask = result.response_mask;
   const bool of_sequences = config.rollout_is == RolloutIs::kSequence;
-  const auto bounds = bounds_of(config.rollout_is_threshold, "rollout_is_threshold");
+  const auto& bounds = config.rollout_is_threshold;
   ImportanceWeights is{
       .log_ratio = of_sequences ? masked_sum(log_ratio, mask, -1).unsqueeze(-1) : log_ratio,
       .of_sequences = of_sequences,

@@ -18,8 +18,8 @@ struct RolloutCorrection {
   Metrics metrics{};                // rollout_corr/*
 };
 
-// All [sequences, response]: log-probabilities fp32, mask int64. Throws Error(kUsage) for a
-// configuration that means nothing, and for a mask without a token.
+// All [sequences, response]: log-probabilities fp32, mask int64. `config` is one whose rules hold
+// (ppo_rules.h). Throws Error(kUsage) for a mask without a token.
 RolloutCorrection compute_rollout_correction_and_rejection_mask(
     const at::Tensor& old_log_prob,
     const at::Tensor& rollout_log_prob,

@@ -1,8 +1,62 @@
 // The keys of the section `algorithm`.
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+
 #include "trainer/config/config_table.h"
 #include "trainer/config/ppo_config.h"
 
 namespace ferry::trainer {
+namespace {
+
+std::optional<double> positive(std::string_view text) {
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  const bool is_number = error == std::errc() && end == text.data() + text.size();
+  return is_number && value > 0 && std::isfinite(value) ? std::optional(value) : std::nullopt;
+}
+
+}  // namespace
+
+// A number is refused: TOML reads 0.5_2 as 0.52.
+template <>
+struct ConfigType<ThresholdBounds> {
+  static std::string name() {
+    return "text of a positive number, \"2.0\", or of two in ascending order, \"0.5_2.0\",";
+  }
+  static std::optional<ThresholdBounds> read(const ConfigValue& value) {
+    const auto* const text = std::get_if<std::string>(&value.value);
+    if (text == nullptr) return std::nullopt;
+    const auto bar = text->find('_');
+    const auto upper = positive(std::string_view(*text).substr(bar == text->npos ? 0 : bar + 1));
+    if (!upper) return std::nullopt;
+    if (bar == text->npos) return ThresholdBounds{.upper = *upper};
+    const auto lower = positive(std::string_view(*text).substr(0, bar));
+    if (!lower || *lower > *upper) return std::nullopt;
+    return ThresholdBounds{.lower = lower, .upper = *upper};
+  }
+  static ConfigValue write(const ThresholdBounds& bounds) {
+    const auto number = [](double value) { return to_toml({value}); };
+    return {bounds.lower ? fmt::format("{}_{}", number(*bounds.lower), number(bounds.upper))
+                         : number(bounds.upper)};
+  }
+};
+
+std::vector<RejectionOption> RolloutCorrectionSection::rejection_options() const {
+  std::vector<RejectionOption> options;
+  for (const auto& option : rollout_rs)
+    if (std::ranges::find(options, option) == options.end()) options.push_back(option);
+  return options;
+}
+
+std::vector<RejectionRule> RolloutCorrectionSection::rejection_rules() const {
+  const auto options = rejection_options();
+  const auto& bounds = rollout_rs_threshold;
+  std::vector<RejectionRule> rules;
+  for (std::size_t i = 0; i < options.size(); ++i)
+    rules.push_back({.option = options[i], .bounds = bounds.at(bounds.size() == 1 ? 0 : i)});
+  return rules;
+}
 
 void list(ConfigTable& table, AlgorithmConfig& c) {
   table.section("algorithm", "The advantages");
@@ -37,10 +91,11 @@ void list(ConfigTable& table, AlgorithmConfig& c) {
             "largest importance weight; or two bounds such as 0.5_5.0: weight 0 outside");
   table.add("rollout_is_batch_normalize", correction.rollout_is_batch_normalize,
             "scale importance weights to a mean of 1");
-  table.add("rollout_rs", correction.rollout_rs,
-            "criteria of rejection: token_k1, seq_mean_k3, ..., separated by commas");
-  table.add("rollout_rs_threshold", correction.rollout_rs_threshold,
-            "thresholds of rejection: one for all, or one for each, separated by commas");
+  table.add_separated("rollout_rs", correction.rollout_rs,
+                      "criteria of rejection; a list, or a text with commas");
+  table.add_separated(
+      "rollout_rs_threshold", correction.rollout_rs_threshold,
+      "thresholds of rejection, \"2.0\" or \"0.5_2.0\": one for all, or one for each criterion");
   table.add("bypass_mode", correction.bypass_mode,
             "take the rollout's probabilities as old ones, without computing them again; weights "
             "and rejection compare with the current policy in every update");

@@ -48,20 +48,12 @@ std::string name_of(const T& value) {
 }
 
 // Throws Error(kUsage) "loss_agg_mode: mean is none of token-mean, ...".
-template <typename T, std::size_t N>
-T find_named(std::string_view subject,
-             std::string_view name,
-             const std::array<Named<T>, N>& choices) {
-  const auto found = std::ranges::find(choices, name, &Named<T>::name);
-  if (found != choices.end()) return found->value;
-  std::vector<std::string_view> names;
-  for (const auto& choice : choices) names.push_back(choice.name);
-  fail(ErrorKind::kUsage, "{}: {} is none of {}", subject, name, fmt::join(names, ", "));
-}
-
 template <Choice T>
 T parse_choice(std::string_view subject, std::string_view name) {
-  return find_named(subject, name, kChoices<T>);
+  const auto found = std::ranges::find(kChoices<T>, name, &Named<T>::name);
+  require(found != kChoices<T>.end(), ErrorKind::kUsage, "{}: {} is none of {}", subject, name,
+          fmt::join(choice_names<T>(), ", "));
+  return found->value;
 }
 
 }  // namespace ferry::trainer

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <ranges>
 #include <span>
 #include <utility>
 
@@ -30,6 +31,18 @@ bool is_text(const ConfigValue& value) {
   if (const auto* list = std::get_if<ConfigValue::List>(&value.value))
     return std::ranges::all_of(*list, is_text);
   return std::holds_alternative<std::string>(value.value);
+}
+
+// The members of a text that commas separate, without blanks around them.
+ConfigValue list_of(std::string_view text) {
+  ConfigValue::List parts;
+  for (const auto part : std::views::split(text, ',')) {
+    const std::string_view all(part.begin(), part.end());
+    const auto begin = all.find_first_not_of(" \t");
+    if (begin == all.npos) continue;
+    parts.push_back({std::string(all.substr(begin, all.find_last_not_of(" \t") - begin + 1))});
+  }
+  return {std::move(parts)};
 }
 
 // A cell of a table of Markdown.
@@ -186,6 +199,11 @@ void ConfigTable::set(const ConfigEntry& entry) {
     return;
   }
   auto& field = fields_[found->second];
+  ConfigValue parts;
+  if (field.separated && value != nullptr && std::holds_alternative<std::string>(value->value)) {
+    parts = list_of(std::get<std::string>(value->value));
+    value = &parts;
+  }
   if (value != nullptr && !field.limit.choices.empty() && is_text(*value))
     require_limit(field, entry, *value);  // says which texts there are
   require(field.set(value), ErrorKind::kUsage, "{}: {}: is {}, {} is expected", entry.where,

@@ -174,6 +174,16 @@ class ConfigTable {
         [&value] { return std::optional(value ? ConfigType<T>::write(*value) : kAutoValue); });
   }
 
+  // The same of a list that may also stand in one text, separated by commas, as verl writes it.
+  template <typename T>
+  void add_separated(std::string_view name,
+                     std::vector<T>& values,
+                     const std::string& help,
+                     const ConfigLimit& limit = UsualLimit<T>::limit()) {
+    add(name, values, help, limit);
+    fields_.back().separated = true;
+  }
+
   // Sets the field that an entry names. Throws Error(kUsage) "<where>: <key>: ...", with the
   // nearest key as a hint where there is none of that name.
   void set(const ConfigEntry& entry);
@@ -198,6 +208,7 @@ class ConfigTable {
     ConfigLimit limit{};
     std::function<bool(const ConfigValue*)> set{};  // nullptr: take the value away
     std::function<std::optional<ConfigValue>()> get{};
+    bool separated = false;
     std::string where{};  // it was set; "" if it was not
   };
   struct Section {

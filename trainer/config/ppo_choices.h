@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <string_view>
 
 #include "models/reshard/delta.h"
 #include "trainer/config/choice.h"
@@ -167,6 +168,33 @@ enum class RolloutIs : std::uint8_t {
 template <>
 inline constexpr auto kChoices<RolloutIs> = std::to_array<Named<RolloutIs>>(
     {{"", RolloutIs::kNone}, {"token", RolloutIs::kToken}, {"sequence", RolloutIs::kSequence}});
+
+// The number of a token, or of a sequence's tokens, that rejection compares with bounds: k1 = -d,
+// k2 = d^2 / 2, k3 = exp(d) - 1 - d, d as in rollout_corr.h.
+struct RejectionOption {
+  enum class Of : std::uint8_t { kToken, kSum, kMean, kMax };
+  Of of = Of::kToken;
+  int k = 1;
+  bool operator==(const RejectionOption&) const = default;
+};
+template <>
+inline constexpr auto kChoices<RejectionOption> =
+    std::to_array<Named<RejectionOption>>({{"token_k1", {RejectionOption::Of::kToken, 1}},
+                                           {"token_k2", {RejectionOption::Of::kToken, 2}},
+                                           {"token_k3", {RejectionOption::Of::kToken, 3}},
+                                           {"seq_sum_k1", {RejectionOption::Of::kSum, 1}},
+                                           {"seq_sum_k2", {RejectionOption::Of::kSum, 2}},
+                                           {"seq_sum_k3", {RejectionOption::Of::kSum, 3}},
+                                           {"seq_mean_k1", {RejectionOption::Of::kMean, 1}},
+                                           {"seq_mean_k2", {RejectionOption::Of::kMean, 2}},
+                                           {"seq_mean_k3", {RejectionOption::Of::kMean, 3}},
+                                           {"seq_max_k2", {RejectionOption::Of::kMax, 2}},
+                                           {"seq_max_k3", {RejectionOption::Of::kMax, 3}}});
+
+// Metrics of filter_groups that are the whole reward; others are a number of it.
+inline constexpr std::string_view kSeqFinalReward = "seq_final_reward";
+inline constexpr auto kWholeRewards =
+    std::to_array<std::string_view>({"reward", "seq_reward", kSeqFinalReward});
 
 enum class RouterReplayMode : std::uint8_t {
   kDisabled,

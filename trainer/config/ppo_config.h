@@ -212,22 +212,38 @@ struct FilterGroupsConfig {  // algorithm.filter_groups: DAPO's dynamic sampling
   bool operator==(const FilterGroupsConfig&) const = default;
 };
 
+// Bounds of an importance weight or a rejection, written "2.0" or "0.5_2.0".
+struct ThresholdBounds {
+  std::optional<double> lower{};
+  double upper = 2;
+  bool operator==(const ThresholdBounds&) const = default;
+};
+
+// A criterion of rejection and its bounds: of weights where it is of k1, else of k2 or k3.
+struct RejectionRule {
+  RejectionOption option{};
+  ThresholdBounds bounds{};
+};
+
 struct RolloutCorrectionSection {  // algorithm.rollout_correction
   RolloutIs rollout_is = RolloutIs::kNone;
-  // "2.0": at most so much (TIS, F. Yao et al., "Your efficient RL framework secretly brings you
-  // off-policy RL training", 2025). "0.5_5.0": 0 outside (IcePop, Ling team, 2025).
-  std::string rollout_is_threshold = "2.0";
+  // Without a lower bound: at most so much (TIS, F. Yao et al., "Your efficient RL framework
+  // secretly brings you off-policy RL training", 2025); with one: 0 outside (IcePop, Ling team,
+  // 2025).
+  ThresholdBounds rollout_is_threshold{};
   bool rollout_is_batch_normalize = false;  // divided by their mean
-  // Rejection: "" (none), or some of token_k1 token_k2 token_k3 seq_sum_k1 seq_sum_k2 seq_sum_k3
-  // seq_mean_k1 seq_mean_k2 seq_mean_k3 seq_max_k2 seq_max_k3, comma separated; what one of them
-  // rejects is rejected. k1 = -d, k2 = d^2 / 2, k3 = exp(d) - 1 - d, d as in rollout_corr.h.
-  std::string rollout_rs{};
-  // One for all, or one for each, comma separated: "0.5_2.0" or "2.0" (which is 0.5_2.0) for k1,
-  // between whose logarithms it must be; "0.01" for others, which must not exceed it.
-  std::string rollout_rs_threshold{};
+  // One of these suffices to reject.
+  std::vector<RejectionOption> rollout_rs{};
+  // One for all, or one for each: for k1 between whose logarithms it must be, of which "2.0" is
+  // "0.5_2.0"; for others, which must not exceed it, without a lower bound.
+  std::vector<ThresholdBounds> rollout_rs_threshold{};
   bool bypass_mode = false;  // old log-probabilities are the rollout's
   BypassLoss loss_type = BypassLoss::kPpoClip;
   bool operator==(const RolloutCorrectionSection&) const = default;
+
+  std::vector<RejectionOption> rejection_options() const;  // each once
+  // Each option beside its bounds; of a configuration whose rules hold.
+  std::vector<RejectionRule> rejection_rules() const;
 };
 
 struct GigpoSection {  // algorithm.gigpo

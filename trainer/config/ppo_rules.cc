@@ -56,7 +56,7 @@ ConfigRules<PpoConfig> batch_rules() {
         "algorithm.use_kl_in_reward"},
        [](const PpoConfig& c) {
          return !c.algorithm.filter_groups.enable || !c.algorithm.use_kl_in_reward ||
-                c.algorithm.filter_groups.metric != "seq_final_reward";
+                c.algorithm.filter_groups.metric != kSeqFinalReward;
        },
        "rewards with the distance from the reference in them are known behind the filter: "
        "seq_reward is without it"},
@@ -94,9 +94,22 @@ ConfigRules<PpoConfig> algorithm_rules() {
         "algorithm.rollout_correction.rollout_rs_threshold"},
        [](const PpoConfig& c) {
          const auto& correction = c.algorithm.rollout_correction;
-         return correction.rollout_rs.empty() == correction.rollout_rs_threshold.empty();
+         const auto options = correction.rejection_options().size();
+         const auto thresholds = correction.rollout_rs_threshold.size();
+         return thresholds == options || (thresholds == 1 && options > 0);
        },
-       "rollout_rs needs rollout_rs_threshold, which means nothing without it"},
+       "rollout_rs needs rollout_rs_threshold, one for all or as many, which means nothing without "
+       "it"},
+      {"k1_alone_is_bounded_below",
+       {"algorithm.rollout_correction.rollout_rs",
+        "algorithm.rollout_correction.rollout_rs_threshold"},
+       [](const PpoConfig& c) {
+         return std::ranges::all_of(c.algorithm.rollout_correction.rejection_rules(),
+                                    [](const RejectionRule& rule) {
+                                      return rule.option.k == 1 || !rule.bounds.lower.has_value();
+                                    });
+       },
+       "k2 and k3 are never negative: they have an upper bound alone"},
       {"weights_to_normalize",
        {"algorithm.rollout_correction.rollout_is_batch_normalize",
         "algorithm.rollout_correction.rollout_is"},

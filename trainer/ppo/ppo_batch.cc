@@ -98,7 +98,7 @@ namespace {
 // The worth of each response by that metric.
 std::vector<double> worth(const RolloutBatch& batch, const std::string& metric) {
   std::vector<double> values;
-  if (metric == "reward" || metric == "seq_reward" || metric == "seq_final_reward") {
+  if (std::ranges::find(kWholeRewards, metric) != kWholeRewards.end()) {
     const auto scores = sequence_scores(batch);
     for (std::int64_t row = 0; row < batch.size(); ++row)
       values.push_back(scores[row].item<double>());

@@ -45,9 +45,8 @@ at::Tensor sequence_scores(const RolloutBatch& batch);
 void add_session_info(RolloutBatch& batch);
 
 // The groups in which the metric differs between the responses (DAPO's dynamic sampling,
-// arXiv:2503.14476, 3.2): "reward", "seq_reward" and "seq_final_reward" are
-// sequence_scores(), others a number of reward_extra_info. Throws Error(kUsage) if rewards have no
-// such number.
+// arXiv:2503.14476, 3.2): kWholeRewards are sequence_scores(), others a number of
+// reward_extra_info. Throws Error(kUsage) if rewards have no such number.
 RolloutBatch varied_groups(const RolloutBatch& batch, const std::string& metric);
 
 // [rows], the number of each row's group, in the order of their first rows.

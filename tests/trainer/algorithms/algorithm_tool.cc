@@ -19,6 +19,7 @@
 #include "trainer/algorithms/overlong_penalty.h"
 #include "trainer/algorithms/ppo_loss.h"
 #include "trainer/algorithms/rollout_corr.h"
+#include "trainer/config/config_table.h"
 
 namespace ferry::trainer {
 namespace {
@@ -94,14 +95,21 @@ json advantage(const json& q) {
   return {{"advantages", to_json(result.advantages)}, {"returns", to_json(result.returns)}};
 }
 
+// Reads it as a run does.
 RolloutCorrectionSection correction_config(const json& config) {
-  RolloutCorrectionSection options;
-  options.rollout_is = choice<RolloutIs>(config.value("rollout_is", ""));
-  set(config, "rollout_is_threshold", options.rollout_is_threshold);
-  set(config, "rollout_is_batch_normalize", options.rollout_is_batch_normalize);
-  set(config, "rollout_rs", options.rollout_rs);
-  set(config, "rollout_rs_threshold", options.rollout_rs_threshold);
-  return options;
+  AlgorithmConfig options;
+  ConfigTable table;
+  list(table, options);
+  for (const char* name :
+       {"rollout_is", "rollout_is_threshold", "rollout_rs", "rollout_rs_threshold"}) {
+    if (!config.contains(name)) continue;
+    table.set({.key = fmt::format("algorithm.rollout_correction.{}", name),
+               .where = "the question",
+               .value = ConfigValue{config.at(name).get<std::string>()}});
+  }
+  auto& correction = options.rollout_correction;
+  set(config, "rollout_is_batch_normalize", correction.rollout_is_batch_normalize);
+  return correction;
 }
 
 ActorLossConfig actor_config(const json& config) {

@@ -131,11 +131,13 @@ TEST(BypassMode, LosesNothingToACutIntoMicroBatches) {
   in.policy.response_mask[5][0] = 1;
   in.policy.rollout_is_weights = at::Tensor();
   for (const auto loss_type : {BypassLoss::kPpoClip, BypassLoss::kReinforce}) {
-    const ActorLossConfig config{.rollout_correction = {.rollout_is = RolloutIs::kSequence,
-                                                        .rollout_rs = "token_k1",
-                                                        .rollout_rs_threshold = "0.7_1.4",
-                                                        .bypass_mode = true,
-                                                        .loss_type = loss_type}};
+    ActorLossConfig config;
+    auto& correction = config.rollout_correction;
+    correction.rollout_is = RolloutIs::kSequence;
+    correction.rollout_rs = {{.of = RejectionOption::Of::kToken, .k = 1}};
+    correction.rollout_rs_threshold = {{.lower = 0.7, .upper = 1.4}};
+    correction.bypass_mode = true;
+    correction.loss_type = loss_type;
     const auto whole = in_parts(in, config, kSequences);
     EXPECT_GT(whole.metrics.at("rollout_corr/rollout_rs_masked_fraction").item<double>(), 0);
     for (const std::int64_t size : {1, 5}) {
@@ -239,26 +241,6 @@ TEST(Inputs, ThatAreMissingAreNamed) {
         compute_advantage(singles, {.adv_estimator = AdvantageEstimator::kGrpoPassk});
       },
       ErrorKind::kUsage, "advantages: grpo_passk needs at least 2 samples of each prompt");
-}
-
-TEST(RolloutCorrection, RefusesThresholdsThatMeanNothing) {
-  at::manual_seed(7);
-  const auto in = some_inputs().policy;
-  const auto correct = [&](const RolloutCorrectionSection& config) {
-    compute_rollout_correction_and_rejection_mask(in.log_prob, in.old_log_prob, in.response_mask,
-                                                  config);
-  };
-  expect_error([&] { correct({.rollout_is = RolloutIs::kToken, .rollout_is_threshold = "5_0.5"}); },
-               ErrorKind::kUsage, "rollout_is_threshold: 5 is above 0.5");
-  expect_error(
-      [&] { correct({.rollout_rs = "token_k1"}); }, ErrorKind::kUsage,
-      "rollout_rs_threshold: 0 thresholds for 1 options of rollout_rs, expected 1 or as many");
-  expect_error([&] { correct({.rollout_rs = "seq_max_k1", .rollout_rs_threshold = "2"}); },
-               ErrorKind::kUsage, "rollout_rs: seq_max_k1 is none of");
-  expect_error([&] { correct({.rollout_rs = "token_k2", .rollout_rs_threshold = "1_2"}); },
-               ErrorKind::kUsage, "rollout_rs_threshold: token_k2 has no lower bound");
-  expect_error([&] { correct({.rollout_rs = "token_k2", .rollout_rs_threshold = "two"}); },
-               ErrorKind::kUsage, "rollout_rs_threshold: \"two\" is no positive number");
 }
 
 TEST(OverlongPenalty, RefusesABufferThatIsNoPartOfTheResponse) {

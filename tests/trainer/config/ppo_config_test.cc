@@ -168,17 +168,56 @@ TEST(PpoConfig, TakesOldLogProbsFromARolloutThatSaysTheSameBytes) {
   EXPECT_NE(to_toml(load({})).find("recompute_old_log_prob = \"auto\""), std::string::npos);
 }
 
+const std::string kCorrection = "algorithm.rollout_correction.";
+
+TEST(PpoConfig, ReadsCriteriaOfRejectionAsVerlWritesThem) {
+  using Of = RejectionOption::Of;
+  const auto correction = load({kCorrection + "rollout_rs=token_k1, seq_mean_k3,token_k1",
+                                kCorrection + "rollout_rs_threshold=0.5_2.0, 0.04",
+                                kCorrection + "rollout_is_threshold=0.5_5.0"})
+                              .algorithm.rollout_correction;
+  EXPECT_EQ(correction.rollout_is_threshold, (ThresholdBounds{.lower = 0.5, .upper = 5}));
+  const auto rules = correction.rejection_rules();
+  ASSERT_EQ(rules.size(), 2U);  // a criterion that is named twice counts once
+  EXPECT_EQ(rules[0].option, (RejectionOption{Of::kToken, 1}));
+  EXPECT_EQ(rules[0].bounds, (ThresholdBounds{.lower = 0.5, .upper = 2}));
+  EXPECT_EQ(rules[1].option, (RejectionOption{Of::kMean, 3}));
+  EXPECT_EQ(rules[1].bounds, (ThresholdBounds{.upper = 0.04}));
+  const auto listed = load({kCorrection + "rollout_rs=[\"token_k1\", \"seq_mean_k3\"]",
+                            kCorrection + "rollout_rs_threshold=\"2.0\""})
+                          .algorithm.rollout_correction.rejection_rules();
+  ASSERT_EQ(listed.size(), 2U);
+  EXPECT_EQ(listed[1].bounds, (ThresholdBounds{.upper = 2}));  // one for all
+}
+
+TEST(PpoConfig, RefusesCriteriaAndThresholdsOfRejectionThatMeanNothing) {
+  EXPECT_TRUE(fails(ErrorKind::kUsage,
+                    {"\"token_k9\", but must be one of token_k1, ", "did you mean token_k1?"},
+                    [&] { (void)load({kCorrection + "rollout_rs=seq_max_k2, token_k9"}); }));
+  EXPECT_TRUE(fails(ErrorKind::kUsage, {"did you mean seq_max_k2?"},
+                    [&] { (void)load({kCorrection + "rollout_rs=seq_max_k1"}); }));
+  for (const char* text : {"two", "5_0.5", "0", "-1", "1_2_3", "_2", "inf", "\"\""})
+    EXPECT_TRUE(fails(ErrorKind::kUsage, {"rollout_is_threshold: ", "text of a positive number"},
+                      [&] { (void)load({kCorrection + "rollout_is_threshold=" + text}); }))
+        << text;
+  // TOML takes it for 0.52.
+  EXPECT_TRUE(fails(ErrorKind::kUsage, {"rollout_rs_threshold: is 0.52, a list, each text"},
+                    [&] { (void)load({kCorrection + "rollout_rs_threshold=0.5_2"}); }));
+}
+
 TEST(PpoConfig, PrintsTomlThatReadsBackToTheSame) {
   const support::TempDir dir;
   for (const char* algorithm : {"ppo", "grpo"}) {
-    const auto config = load(
-        {"actor_rollout_ref.actor.megatron.expert_tensor_parallel_size=1",
-         "actor_rollout_ref.actor.megatron.param_offload=true",
-         "actor_rollout_ref.ref.megatron.context_parallel_size=2",
-         "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu=4096", "critic.ppo_epochs=2",
-         "reward_model.format_pattern=^<a>\\d+\"</a>$", "actor_rollout_ref.rollout.n=3",
-         "algorithm.kl_ctrl.kl_coef=0.1", "trainer.critic_warmup=0", "checkpoint.save_freq=10"},
-        algorithm);
+    const auto config =
+        load({"actor_rollout_ref.actor.megatron.expert_tensor_parallel_size=1",
+              "actor_rollout_ref.actor.megatron.param_offload=true",
+              "actor_rollout_ref.ref.megatron.context_parallel_size=2",
+              "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu=4096", "critic.ppo_epochs=2",
+              "reward_model.format_pattern=^<a>\\d+\"</a>$", "actor_rollout_ref.rollout.n=3",
+              "algorithm.kl_ctrl.kl_coef=0.1", kCorrection + "rollout_rs=token_k1,seq_sum_k2",
+              kCorrection + "rollout_rs_threshold=0.5_2.0,1e-05", "trainer.critic_warmup=0",
+              "checkpoint.save_freq=10"},
+             algorithm);
     distckpt::write_text(dir / "printed.toml", to_toml(config));
     EXPECT_EQ(load_ppo_config("ppo", dir / "printed.toml", {}), config);
     EXPECT_NE(to_toml(config).find("\n[actor_rollout_ref.actor.megatron]\n"), std::string::npos);
