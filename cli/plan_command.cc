@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <utility>
@@ -31,6 +32,8 @@ struct PlanFlags {
   std::string algorithm{};
   std::string device = "H100";
   std::string memory{};
+  std::string host_memory{};
+  int ranks_per_host = 8;
   int ranks = 0;
   bool json = false;
 };
@@ -71,6 +74,17 @@ trainer::DeviceSpec device_of(const PlanFlags& flags, trainer::DeviceKind kind) 
   return device;
 }
 
+// Ranks lie on hosts one after another. None where the hosts' memory is not said.
+std::vector<trainer::HostShare> hosts_of(const PlanFlags& flags, int ranks) {
+  std::vector<trainer::HostShare> hosts;
+  if (flags.host_memory.empty()) return hosts;
+  const auto memory = parse_size(flags.host_memory, "--host-memory");
+  for (int rank = 0; rank < ranks; ++rank)
+    hosts.push_back(
+        {.host = fmt::format("host {}", rank / flags.ranks_per_host), .available = memory});
+  return hosts;
+}
+
 template <typename Config, typename Models>
 void plan(const PlanFlags& flags,
           const Config& config,
@@ -78,13 +92,16 @@ void plan(const PlanFlags& flags,
           trainer::DeviceKind kind,
           int ranks) {
   const auto device = device_of(flags, kind);
-  const auto chosen = trainer::choose_settings(config, models, ranks, device);
+  const auto hosts = hosts_of(flags, ranks);
+  const auto chosen = trainer::choose_settings(config, models, ranks, device, hosts);
   const auto setup = trainer::setup_of(chosen.config, models, ranks, device);
-  const auto plan = trainer::plan_run(setup);
+  auto plan = trainer::plan_run(setup);
+  std::ranges::move(trainer::host_misfits(plan, hosts), std::back_inserter(plan.misfits));
+  const PlanChoice choice{.settings = chosen.settings, .offload = chosen.offload};
   if (flags.json)
-    fmt::print("{}\n", json_text(plan_json(setup, chosen.settings, plan)));
+    fmt::print("{}\n", json_text(plan_json(setup, choice, plan)));
   else
-    fmt::print("{}", plan_text(setup, chosen.settings, plan));
+    fmt::print("{}", plan_text(setup, choice, plan));
   if (plan.fits()) return;
   fmt::print(stderr, "{}",
              Error(ErrorKind::kDevice, "the run does not fit",
@@ -134,6 +151,11 @@ void add_plan(CLI::App& app) {
           fmt::format("The GPU of each rank: {}", fmt::join(trainer::device_names(), ", ")))
       ->capture_default_str();
   command->add_option("--memory", flags->memory, "Its memory, if another: 40GiB");
+  command->add_option("--host-memory", flags->host_memory,
+                      "Memory of each host that may be pinned: 1TiB. Default: all that it takes");
+  command->add_option("--ranks-per-host", flags->ranks_per_host, "Ranks that share a host's memory")
+      ->check(CLI::Range(1, 1'000'000))
+      ->capture_default_str();
   add_json(*command, flags->json);
   command->footer("Exit status: 0 it fits, 2 it does not, or trouble.");
   command->callback([flags] {

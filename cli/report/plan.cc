@@ -57,9 +57,7 @@ std::string mesh_text(const models::MeshShape& mesh) {
 
 }  // namespace
 
-std::string plan_text(const RunSetup& setup,
-                      const std::vector<std::string>& chosen,
-                      const RunPlan& plan) {
+std::string plan_text(const RunSetup& setup, const PlanChoice& chosen, const RunPlan& plan) {
   std::string text = fmt::format(
       "device     {} x {}, {} each, {} of it for the run\n", setup.world_size, setup.device.name,
       trainer::in_words(setup.device.memory), trainer::in_words(plan.memory));
@@ -72,7 +70,8 @@ std::string plan_text(const RunSetup& setup,
                         setup.rollout->shares_memory ? ", in the actor's memory" : "");
   text += fmt::format("step       {} sequences of {} tokens\n", setup.sequences,
                       format_count(setup.longest_sequence));
-  for (const auto& setting : chosen) text += fmt::format("chosen     {}\n", setting);
+  for (const auto& setting : chosen.settings) text += fmt::format("chosen     {}\n", setting);
+  for (const auto& reason : chosen.offload) text += fmt::format("offload    {}\n", reason);
   const auto columns = columns_of(plan);
   for (const auto& group : plan.ranks) {
     text += fmt::format("\n{}: {}; GiB\n{:<17}", trainer::in_words(group.ranks),
@@ -98,9 +97,7 @@ std::string plan_text(const RunSetup& setup,
   return text;
 }
 
-ordered_json plan_json(const RunSetup& setup,
-                       const std::vector<std::string>& chosen,
-                       const RunPlan& plan) {
+ordered_json plan_json(const RunSetup& setup, const PlanChoice& chosen, const RunPlan& plan) {
   ordered_json ranks = ordered_json::array();
   for (const auto& group : plan.ranks) {
     ordered_json phases = ordered_json::array();
@@ -119,7 +116,8 @@ ordered_json plan_json(const RunSetup& setup,
   ordered_json json{{"device", {{"name", setup.device.name}, {"memory", setup.device.memory}}},
                     {"world_size", setup.world_size},
                     {"memory", plan.memory},
-                    {"chosen", chosen},
+                    {"chosen", chosen.settings},
+                    {"offload", chosen.offload},
                     {"ranks", std::move(ranks)},
                     {"tokens", plan.tokens}};
   if (!plan.seconds.empty()) {

@@ -9,12 +9,17 @@
 
 namespace ferry::cli {
 
-// `chosen`: settings that the configuration leaves to the plan.
+// The settings that the plan chose, and the reasons for what rests on the host.
+struct PlanChoice {
+  std::vector<std::string> settings{};
+  std::vector<std::string> offload{};
+};
+
 std::string plan_text(const trainer::RunSetup& setup,
-                      const std::vector<std::string>& chosen,
+                      const PlanChoice& chosen,
                       const trainer::RunPlan& plan);
 nlohmann::ordered_json plan_json(const trainer::RunSetup& setup,
-                                 const std::vector<std::string>& chosen,
+                                 const PlanChoice& chosen,
                                  const trainer::RunPlan& plan);
 
 }  // namespace ferry::cli

@@ -25,6 +25,9 @@ struct ConfigType<RecomputeOldLogProb> {
 namespace {
 
 const std::string kActorModel = "actor_rollout_ref.model";
+constexpr const char* kParamOffloadHelp =
+    "keep parameters on the host while other roles work; auto: where the run does not fit "
+    "otherwise";
 constexpr const char* kTokensHelp =
     "tokens of a micro-batch per context parallel rank; auto: what fits, up to 16384 or what the "
     "longest prompt and answer need";
@@ -71,18 +74,17 @@ void list_trained(ConfigTable& table,
   list_mesh(table, role + ".megatron", mesh_help(follows_actor), engine);
   list_training(table, engine);
   list_load_balancing(table, engine);
-  table.add("param_offload", engine.param_offload,
-            "keep parameters on the host while other roles work");
-  table.add("grad_offload", engine.grad_offload,
-            "keep gradients on the host while this role does not train");
+  table.add_auto("param_offload", engine.param_offload, kParamOffloadHelp);
+  table.add_auto("grad_offload", engine.grad_offload,
+                 "give the gradients' memory away while this role does not train; auto: where the "
+                 "run does not fit otherwise");
   list(table, role + ".optim", optim);
   list(table, role + ".profiler", profiler);
 }
 
 void list_forward_only(ConfigTable& table, const std::string& role, EngineConfig& engine) {
   list_mesh(table, role + ".megatron", mesh_help(true), engine);
-  table.add("param_offload", engine.param_offload,
-            "keep parameters on the host while other roles work");
+  table.add_auto("param_offload", engine.param_offload, kParamOffloadHelp);
 }
 
 void list(ConfigTable& table, ActorConfig& c) {

@@ -101,9 +101,9 @@ void list_training(ConfigTable& table, EngineConfig& c) {
       "grad_reduce_in_fp32", c.grad_reduce_in_fp32,
       "true: gradients add up in float32, over micro-batches and ranks; false: in dtype, which "
       "needs half of their memory");
-  table.add("optimizer_offload", c.optimizer_offload,
-            "keep masters and moments in pinned memory of the host, whence an update streams them "
-            "through the GPU");
+  table.add_auto("optimizer_offload", c.optimizer_offload,
+                 "keep masters and moments in pinned memory of the host, whence an update streams "
+                 "them through the GPU; auto: where the run does not fit otherwise");
 }
 
 void list_load_balancing(ConfigTable& table, EngineConfig& c) {

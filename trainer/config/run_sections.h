@@ -37,9 +37,10 @@ struct EngineConfig {
   std::vector<double> moe_aux_loss_coeff{};
   double moe_z_loss_coeff = 0;
   double moe_router_bias_update_rate = 0;
-  bool param_offload = false;  // reinforcement learning alone
-  bool grad_offload = false;
-  bool optimizer_offload = false;
+  // Default: auto, which is false without a plan.
+  std::optional<bool> param_offload{};  // reinforcement learning alone
+  std::optional<bool> grad_offload{};
+  std::optional<bool> optimizer_offload{};
   bool operator==(const EngineConfig&) const = default;
 
   models::Recompute recompute() const;

@@ -44,8 +44,9 @@ ConfigTable table_of(SftConfig& config) {
   list_mesh(table, "engine", "The mesh of ranks, and time traded for memory", config.engine);
   list_training(table, config.engine);
   list_load_balancing(table, config.engine);
-  table.add("grad_offload", config.engine.grad_offload,
-            "keep gradients on the host while the run validates");
+  table.add_auto("grad_offload", config.engine.grad_offload,
+                 "give the gradients' memory away while the run validates; auto: false, since "
+                 "training needs it anyway");
   list(table, config.data);
   list(table, "optim", config.optim);
   list(table, "checkpoint", config.checkpoint);

@@ -53,7 +53,7 @@ OptimizerConfig optimizer_config(const EngineConfig& engine, const OptimConfig& 
                             .clip_grad = config.clip_grad,
                             .exp_avg_dtype = config.exp_avg_dtype,
                             .exp_avg_sq_dtype = config.exp_avg_sq_dtype,
-                            .offload = engine.optimizer_offload};
+                            .offload = engine.optimizer_offload.value_or(false)};
   if (engine.dtype == distckpt::DType::kF16) optimizer.loss_scale.emplace();
   return optimizer;
 }

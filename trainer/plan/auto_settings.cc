@@ -11,6 +11,7 @@
 #include "distckpt/base/error.h"
 #include "distckpt/base/integers.h"
 #include "trainer/config/ppo_rules.h"
+#include "trainer/plan/auto_offload.h"
 #include "trainer/plan/run_plan.h"
 
 namespace ferry::trainer {
@@ -173,12 +174,28 @@ double cache_share(const RunSetup& setup) {
   return std::floor(100 * std::max(share, kLeastCacheShare)) / 100;
 }
 
-}  // namespace
+EngineConfig& engine_of(SftConfig& config, Role) {
+  return config.engine;
+}
+EngineConfig& engine_of(PpoConfig& config, Role role) {
+  switch (role) {
+    case Role::kActor:
+      return config.actor.megatron;
+    case Role::kRef:
+      return config.ref.megatron;
+    case Role::kCritic:
+      return config.critic.megatron;
+    case Role::kReward:
+      return config.reward.megatron;
+  }
+  fail(ErrorKind::kBug, "a role without an engine");
+}
 
-Chosen<SftConfig> choose_settings(const SftConfig& config,
-                                  const models::TransformerConfig& model,
-                                  int world_size,
-                                  const DeviceSpec& device) {
+// Chooses everything but what rests on the host.
+Chosen<SftConfig> choose_others(const SftConfig& config,
+                                const models::TransformerConfig& model,
+                                int world_size,
+                                const DeviceSpec& device) {
   Chosen<SftConfig> chosen{.config = config};
   auto& data = chosen.config.data;
   const auto cp = config.engine.parallel.context_parallel_size;
@@ -193,10 +210,10 @@ Chosen<SftConfig> choose_settings(const SftConfig& config,
   return chosen;
 }
 
-Chosen<PpoConfig> choose_settings(const PpoConfig& config,
-                                  const ModelsOfRun& models,
-                                  int world_size,
-                                  const DeviceSpec& device) {
+Chosen<PpoConfig> choose_others(const PpoConfig& config,
+                                const ModelsOfRun& models,
+                                int world_size,
+                                const DeviceSpec& device) {
   Chosen<PpoConfig> chosen{.config = config};
   auto& c = chosen.config;
   const bool critic_has_its_own = config.critic_micro_batches() != config.actor_micro_batches() ||
@@ -206,22 +223,20 @@ Chosen<PpoConfig> choose_settings(const PpoConfig& config,
   for (std::size_t i = 0; i < num_roles; ++i) {
     const auto setup = setup_of(c, models, world_size, device);  // with what is chosen already
     OpenSettings open{.engine = setup.roles[i].memory.engine,
+                      .of_engine = &engine_of(c, setup.roles[i].role),
                       .most_tokens = MicroBatchSize::kUsual};
     switch (setup.roles[i].role) {
       case Role::kActor:
-        open.of_engine = &c.actor.megatron;
         open.tokens_key = kActorSection + ".ppo_max_token_len_per_gpu";
         if (c.actor.use_dynamic_bsz) open.tokens = &c.actor.ppo_max_token_len_per_gpu;
         break;
       case Role::kRef:
         continue;
       case Role::kCritic:
-        open.of_engine = &c.critic.megatron;
         open.tokens_key = "critic.ppo_max_token_len_per_gpu";
         if (!critic_has_its_own) open.tokens = &c.critic.ppo_max_token_len_per_gpu;
         break;
       case Role::kReward:
-        open.of_engine = &c.reward.megatron;
         open.tokens_key = "reward_model.max_token_len_per_gpu";
         if (c.reward.use_dynamic_bsz) open.tokens = &c.reward.max_token_len_per_gpu;
         break;
@@ -234,6 +249,53 @@ Chosen<PpoConfig> choose_settings(const PpoConfig& config,
                                           *c.rollout.gpu_memory_utilization));
   }
   return chosen;
+}
+
+template <typename Config, typename Models>
+Chosen<Config> choose_all(const Config& config,
+                          const Models& models,
+                          int world_size,
+                          const DeviceSpec& device,
+                          std::span<const HostShare> hosts) {
+  const auto setup = setup_of(config, models, world_size, device);
+  const auto with = [&](std::span<const OffloadKey> rests) {
+    auto decided = config;
+    for (const auto& role : setup.roles) {
+      auto& engine = engine_of(decided, role.role);
+      for (auto* const value :
+           {&engine.optimizer_offload, &engine.grad_offload, &engine.param_offload})
+        value->emplace(value->value_or(false));
+    }
+    for (const auto& key : rests) engine_of(decided, setup.roles[key.role].role).*key.value = true;
+    return choose_others(decided, models, world_size, device);
+  };
+  const auto offload = choose_offload(setup, hosts, [&](std::span<const OffloadKey> rests) {
+    return plan_run(setup_of(with(rests).config, models, world_size, device));
+  });
+  auto chosen = with(offload.rests);
+  std::vector<std::string> settings;
+  for (const auto& key : offload.rests) settings.push_back(key.key + "=true");
+  chosen.settings.insert(chosen.settings.begin(), settings.begin(), settings.end());
+  chosen.offload = offload.reasons;
+  return chosen;
+}
+
+}  // namespace
+
+Chosen<SftConfig> choose_settings(const SftConfig& config,
+                                  const models::TransformerConfig& model,
+                                  int world_size,
+                                  const DeviceSpec& device,
+                                  std::span<const HostShare> hosts) {
+  return choose_all(config, model, world_size, device, hosts);
+}
+
+Chosen<PpoConfig> choose_settings(const PpoConfig& config,
+                                  const ModelsOfRun& models,
+                                  int world_size,
+                                  const DeviceSpec& device,
+                                  std::span<const HostShare> hosts) {
+  return choose_all(config, models, world_size, device, hosts);
 }
 
 }  // namespace ferry::trainer

@@ -47,4 +47,11 @@ std::vector<std::string> host_misfits(std::span<const HostShare> of_ranks) {
   return misfits;
 }
 
+std::vector<std::string> host_misfits(const RunPlan& plan, std::span<const HostShare> of_ranks) {
+  std::vector<HostShare> shares(of_ranks.begin(), of_ranks.end());
+  for (std::size_t rank = 0; rank < shares.size(); ++rank)
+    shares[rank].pinned = pinned_bytes(plan, static_cast<int>(rank));
+  return host_misfits(shares);
+}
+
 }  // namespace ferry::trainer

@@ -35,7 +35,7 @@ MemoryAdvice::MemoryAdvice(MemorySettings settings,
                            ModelOnRank model,
                            bool trains)
     : settings_(std::move(settings)),
-      optimizer_offload_(engine.optimizer_offload),
+      optimizer_offload_(engine.optimizer_offload.value_or(false)),
       model_(std::move(model)),
       memory_(model_.memory(trains)) {}
 

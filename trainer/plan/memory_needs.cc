@@ -79,7 +79,7 @@ ModelOnRank::ModelOnRank(models::TransformerConfig config,
   const bool takes =
       std::ranges::any_of(stages_, [&](const auto& stage) { return takes_images(config_, stage); });
   if (takes) vision_bytes_ = bytes_of_vision(config_, mesh_, at_, layout_);
-  if (engine.optimizer_offload && !on_host_) {
+  if (engine.optimizer_offload.value_or(false) && !on_host_) {
     memory_.on_host = memory_.optimizer;
     memory_.optimizer = std::min(memory_.on_host, models::kMaxStagingBytes);
   }

@@ -85,6 +85,14 @@ class StepClock {
     return (decoding + roofline.seconds({.rows = prompts})) / shares.generation;
   }
 
+  // Parameters that rest on the host come to the device and go back: the actor's around the
+  // rollout, others' around each of their phases.
+  double moved(const RoleSetup& role) const {
+    if (!setup_.rollout || !role.engine.param_offload.value_or(false)) return 0;
+    if (role.role == Role::kActor && setup_.rollout->shares_memory) return 0;
+    return 2 * real(first_model(role).memory(false).parameters) / setup_.device.host_rate;
+  }
+
   double resharded() const {
     if (setup_.rollout->shares_memory) return 0;
     for (const auto& group : rank_groups(setup_)) {
@@ -168,12 +176,14 @@ std::vector<PhaseSeconds> phase_seconds(const RunSetup& setup, const std::vector
   std::vector<PhaseSeconds> all;
   for (const auto& phase : phases) {
     const auto& role = setup.roles[phase.role];
-    double seconds = 0;
-    if (phase.work == Work::kGenerate) seconds = clock.generated();
-    if (phase.work == Work::kReshard) seconds = clock.resharded();
-    if (phase.work == Work::kForward) seconds = clock.passes(role, false);
-    if (phase.work == Work::kLearn) seconds = clock.passes(role, true);
-    if (phase.work == Work::kStep) seconds = clock.updated(role, role.mesh());
+    const bool computes = phase.work == Work::kForward || phase.work == Work::kLearn;
+    const bool moves = role.role == Role::kActor ? phase.work == Work::kReshard : computes;
+    double seconds = moves ? clock.moved(role) : 0;
+    if (phase.work == Work::kGenerate) seconds += clock.generated();
+    if (phase.work == Work::kReshard) seconds += clock.resharded();
+    if (phase.work == Work::kForward) seconds += clock.passes(role, false);
+    if (phase.work == Work::kLearn) seconds += clock.passes(role, true);
+    if (phase.work == Work::kStep) seconds += clock.updated(role, role.mesh());
     if (phase.work != Work::kSave) all.push_back({phase.name, seconds});
   }
   return all;

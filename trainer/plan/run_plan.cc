@@ -82,10 +82,13 @@ void add_role(PhaseBytes& bytes,
   bytes.weights += model.vision_bytes();
   const bool copied = setup.rollout && !setup.rollout->shares_memory;
   add(&PhaseBytes::weights, memory.parameters,
-      engine.param_offload && (actor ? copied && actor_rests(setup, phase) : !computes));
-  // Gradients come back as zeros: the host keeps none of them.
-  const bool without_gradients =
-      engine.grad_offload && (actor ? actor_rests(setup, phase) : setup.rollout && !learns);
+      engine.param_offload.value_or(false) &&
+          (actor ? copied && actor_rests(setup, phase) : !computes));
+  // Gradients come back as zeros: the host keeps none of them. The actor's go before the cache and
+  // its weights come.
+  const bool without_gradients = engine.grad_offload.value_or(false) &&
+                                 (actor ? actor_rests(setup, phase) || phase.work == Work::kReshard
+                                        : setup.rollout && !learns);
   if (!without_gradients) bytes.gradients += memory.gradients;
   const bool steps = computes && phase.work == Work::kStep;
   if (memory.on_host == 0 || steps) bytes.optimizer += memory.optimizer;
@@ -179,14 +182,15 @@ std::string misfit(const RunSetup& setup,
       const auto of = group.models[i]->memory(setup.roles[i].trains);
       const auto& engine = setup.roles[i].engine;
       const auto& section = setup.roles[i].memory.engine;
-      if (!engine.optimizer_offload && of.optimizer > 0 && phase.work != Work::kStep)
+      if (!engine.optimizer_offload.value_or(false) && of.optimizer > 0 &&
+          phase.work != Work::kStep)
         ways.push_back(
             fmt::format("{}.optimizer_offload=true, for {}", section, in_words(of.optimizer)));
-      if (setup.rollout && !engine.grad_offload && of.gradients > 0 &&
-          phase.work == Work::kGenerate)
+      if (setup.rollout && !engine.grad_offload.value_or(false) && of.gradients > 0 &&
+          (phase.work == Work::kGenerate || phase.work == Work::kReshard))
         ways.push_back(
             fmt::format("{}.grad_offload=true, for {}", section, in_words(of.gradients)));
-      if (setup.rollout && !engine.param_offload && phase.role != i)
+      if (setup.rollout && !engine.param_offload.value_or(false) && phase.role != i)
         ways.push_back(
             fmt::format("{}.param_offload=true, for {}", section, in_words(of.parameters)));
     }
@@ -277,7 +281,7 @@ RolloutRoom rollout_room(const RunSetup& setup, const RankGroup& group) {
     if (group.models[i]) add_role(held, setup, i, *group.models[i], before);
   }
   if (is_colocated(setup, group) && !rollout.shares_memory &&
-      setup.roles.front().engine.param_offload)
+      setup.roles.front().engine.param_offload.value_or(false))
     held.weights += group.models.front()->memory(false).parameters;
   if (!rollout.shares_memory) held.weights += model.memory(false).parameters;
   held.weights += model.vision_bytes();

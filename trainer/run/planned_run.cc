@@ -44,13 +44,14 @@ DeviceSpec device_of(models::World& world) {
   return spec;
 }
 
-// Called by all ranks.
-void check_host(models::World& world, const RunPlan& plan) {
-  const auto shares = models::gather(models::ProcessGroup(world, "hosts", all_ranks(world)),
-                                     HostShare{.host = host_name(),
-                                               .pinned = pinned_bytes(plan, world.rank()),
-                                               .available = host_room()});
-  const auto misfits = host_misfits(shares);
+// The ranks' shares of their hosts, before any of it is pinned. Called by all.
+std::vector<HostShare> hosts_of(models::World& world) {
+  return models::gather(models::ProcessGroup(world, "hosts", all_ranks(world)),
+                        HostShare{.host = host_name(), .available = host_room()});
+}
+
+void check_hosts(const RunPlan& plan, const std::vector<HostShare>& hosts) {
+  const auto misfits = host_misfits(plan, hosts);
   if (misfits.empty()) return;
   throw models::OutOfMemory(
       ErrorKind::kDevice, fmt::format("{}", fmt::join(misfits, "; ")),
@@ -65,12 +66,15 @@ Config plan_and_say(const Config& config,
                     models::World& world,
                     const std::function<void(const std::string&)>& say) {
   const auto device = device_of(world);
-  auto chosen = choose_settings(config, models, world.size(), device);
+  const auto hosts = device.on_host ? std::vector<HostShare>() : hosts_of(world);
+  const auto chosen = choose_settings(config, models, world.size(), device, hosts);
   if (world.rank() == 0 && !chosen.settings.empty())
     say(fmt::format("chosen     {}", fmt::join(chosen.settings, " ")));
+  if (world.rank() == 0)
+    for (const auto& reason : chosen.offload) say("offload    " + reason);
   if (device.on_host) return chosen.config;
   const auto plan = plan_run(setup_of(chosen.config, models, world.size(), device));
-  check_host(world, plan);
+  check_hosts(plan, hosts);
   if (world.rank() != 0) return chosen.config;
   std::int64_t most = 0;
   std::string where;

@@ -254,7 +254,8 @@ Metrics SftTrainer::validate() {
   const auto dp = mesh_.shape().dp();
   double loss = 0;
   double learned = 0;
-  engine_.offload().to_host({.grad = config_.engine.grad_offload});
+  const OffloadFlags resting{.grad = config_.engine.grad_offload.value_or(false)};
+  engine_.offload().to_host(resting);
   while (records.cursor().epoch == 0) {
     auto conversations = next_conversations(records);
     // A last batch that data parallel ranks cannot share evenly loses what is left over.
@@ -266,7 +267,7 @@ Metrics SftTrainer::validate() {
     loss += weight * run_batch(batch, true);
     learned += weight;
   }
-  engine_.offload().to_device({.grad = config_.engine.grad_offload});
+  engine_.offload().to_device(resting);
   return {{"val/loss", learned > 0 ? loss / learned : std::nan("")},
           {"val/malformed_rows", static_cast<double>(records.malformed().count)}};
 }

@@ -136,11 +136,12 @@ void ActorRolloutRefWorker::init_rollout(const PromptEncoder& encoder,
   for (auto* const role : {actor_.get(), ref_.get()})
     if (role != nullptr) role->see(encoder);
   const auto& rollout = config_.rollout;
-  const auto resting = config_.actor.megatron;
   const bool shares_memory = config_.rollout_shares_memory();
+  auto resting = offload_flags(config_.actor.megatron);
+  resting.param = resting.param && !shares_memory;
   RolloutWorker worker;
   if (rollout_mesh_) {
-    if (actor_) actor_->engine().offload().to_host({.grad = resting.grad_offload});
+    if (actor_) actor_->engine().offload().to_host({.grad = resting.grad});
     rollout_ = make_rollout(world_, *rollout_mesh_, config_, *origin_, encoder, tools,
                             shares_memory ? actor_->engine().chunks().front() : nullptr);
     worker = {.model = rollout_.model, .engine = rollout_.engine.get()};
@@ -160,8 +161,7 @@ void ActorRolloutRefWorker::init_rollout(const PromptEncoder& encoder,
       world_, "weights", actor_ ? actor_->engine().chunks() : std::vector<models::GPTModel*>(),
       actor_ ? &actor_->engine().offload() : nullptr, worker,
       HybridEngineOptions{
-          .offload = {.param = resting.param_offload && !shares_memory,
-                      .grad = resting.grad_offload},
+          .offload = resting,
           .sleep_level = !rollout.free_cache_engine                                             ? 0
                          : shares_memory || rollout.update_weights_delta != models::Delta::kOff ? 1
                                                                                                 : 2,

@@ -17,7 +17,8 @@ int num_ranks(const std::vector<int>& ranks, int world_size) {
 }
 
 OffloadFlags offload_flags(const EngineConfig& config) {
-  return {.param = config.param_offload, .grad = config.grad_offload};
+  return {.param = config.param_offload.value_or(false),
+          .grad = config.grad_offload.value_or(false)};
 }
 
 MegatronEngineOptions role_engine(MegatronEngineOptions options,

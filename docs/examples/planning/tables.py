@@ -8,7 +8,6 @@ from pathlib import Path
 ACTOR, ROLLOUT = "actor_rollout_ref.actor.megatron", "actor_rollout_ref.rollout"
 TP, PP, EP = (f"{ACTOR}.{axis}_model_parallel_size" for axis in ("tensor", "pipeline", "expert"))
 ROLLOUT_TP, ROLLOUT_EP = f"{ROLLOUT}.tensor_model_parallel_size", f"{ROLLOUT}.expert_parallel_size"
-OFFLOAD = {f"{ACTOR}.optimizer_offload": "true", f"{ACTOR}.grad_offload": "true"}
 SHARED = {TP: 4, ROLLOUT_TP: 4, f"{ACTOR}.sequence_parallel": "false"}
 EXPERTS = {EP: 4, ROLLOUT_EP: 4}
 
@@ -24,21 +23,19 @@ def large(prompts):
 RUNS = [
     ("Llama-3-8B", 4, "H200", {}),
     ("Qwen3-32B", 4, "H200", SHARED),
-    ("Qwen3-32B", 4, "H200", SHARED | OFFLOAD),
     ("Qwen3-30B-A3B", 4, "H200", EXPERTS),
-    ("Qwen3-30B-A3B", 4, "H200", EXPERTS | OFFLOAD),
-    ("Qwen3-235B-A22B", 64, "H200", {PP: 2, EP: 16, ROLLOUT_TP: 4, ROLLOUT_EP: 16} | OFFLOAD | large(128)),
-    ("DeepSeek-V3", 96, "H200", {EP: 16, ROLLOUT_TP: 8, ROLLOUT_EP: 4} | stages(6, 10, 11) | OFFLOAD | large(96)),
-    ("DeepSeek-V3", 256, "H200", {EP: 32, ROLLOUT_TP: 8, ROLLOUT_EP: 32} | stages(8, 6, 7) | OFFLOAD | large(128)),
-    ("DeepSeek-V3", 256, "H100", {EP: 32, ROLLOUT_TP: 8, ROLLOUT_EP: 32} | stages(8, 6, 7) | OFFLOAD | large(128)),
+    ("Qwen3-235B-A22B", 64, "H200", {PP: 2, EP: 16, ROLLOUT_TP: 4, ROLLOUT_EP: 16} | large(128)),
+    ("DeepSeek-V3", 96, "H200", {EP: 16, ROLLOUT_TP: 8, ROLLOUT_EP: 4} | stages(6, 10, 11) | large(96)),
+    ("DeepSeek-V3", 256, "H200", {EP: 32, ROLLOUT_TP: 8, ROLLOUT_EP: 32} | stages(8, 6, 7) | large(128)),
+    ("DeepSeek-V3", 256, "H100", {EP: 32, ROLLOUT_TP: 8, ROLLOUT_EP: 32} | stages(8, 6, 7) | large(128)),
 ]
 
 
 def main():
     ferry, models = sys.argv[1:]
     run = Path(__file__).parent / "grpo.toml"
-    print("| model | ranks | `update_actor`, GiB | `gen`, GiB | host, GiB | micro-batch | recomputed | cache share | step, s | tokens/s/GPU | fits |")
-    print("|---|---|---:|---:|---:|---:|---|---:|---:|---:|---|")
+    print("| model | ranks | `update_actor`, GiB | `gen`, GiB | host, GiB | offloaded | micro-batch | recomputed | cache share | step, s | tokens/s/GPU | fits |")
+    print("|---|---|---:|---:|---:|---|---:|---|---:|---:|---:|---|")
     commands = []
     for model, ranks, device, settings in RUNS:
         arguments = [f"{key}={value}" for key, value in settings.items()]
@@ -52,11 +49,13 @@ def main():
         if again == "full":
             again = f"{chosen['recompute_num_layers']} a stage" if chosen["recompute_method"] == "block" else "all"
 
+        rests = ", ".join(key.removesuffix("_offload") for key, value in chosen.items() if key.endswith("_offload")) or "none"
+
         def most(name, part="total"):
             return f"{max(phase[part] for phase in phases if phase['name'] == name) / 2**30:.1f}"
 
         times = f"{plan['step_seconds']:.1f} | {plan['tokens_per_second_per_device']:,.0f} | yes" if plan["fits"] else "- | - | no"
-        print(f"| {model} | {ranks} {device} | {most('update_actor')} | {most('gen')} | {most('gen', 'host')} | {chosen['ppo_max_token_len_per_gpu']} "
+        print(f"| {model} | {ranks} {device} | {most('update_actor')} | {most('gen')} | {most('gen', 'host')} | {rests} | {chosen['ppo_max_token_len_per_gpu']} "
               f"| {again} | {chosen['gpu_memory_utilization']} | {times} |")
     print()
     print("```console")

@@ -50,15 +50,32 @@ def test_a_shape_is_planned_without_weights(described):
     assert plan["step_seconds"] == pytest.approx(sum(plan["seconds"].values()))
 
 
+MESH = "actor_rollout_ref.actor.megatron"
+TOO_LONG = ["actor_rollout_ref.actor.ppo_max_token_len_per_gpu=16384", f"{MESH}.recompute_granularity=none"]
+
+
 def test_a_run_that_does_not_fit_says_what_would(described):
-    tokens = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=16384"
-    done = ferry("plan", described, "--ranks", "4", "--device", "h200", tokens,
-                 "actor_rollout_ref.actor.megatron.recompute_granularity=none")
+    shape = ["plan", described, "--ranks", "4", "--device", "h200", *TOO_LONG, f"{MESH}.optimizer_offload=false"]
+    done = ferry(*shape)
     assert done.returncode == 2 and "does not fit" in done.stdout
+    assert "offload    none suffices: with all that can rest on the host update_actor takes " in done.stdout
     assert "hint: update_actor needs " in done.stderr
     fits = done.stderr.partition("what would fit: ")[2].partition(";")[0]
-    assert ferry_json("plan", described, "--ranks", "4", "--device", "h200", fits,
-                      "actor_rollout_ref.actor.megatron.recompute_granularity=none")["fits"]
+    assert ferry_json(*shape, fits)["fits"]
+
+
+def test_a_run_that_does_not_fit_offloads_its_optimizer(described):
+    """Hosts have to have the memory: twelve bytes of each parameter, over the ranks that share them."""
+    shape = ["plan", described, "--ranks", "4", "--device", "h200", *TOO_LONG]
+    plan = ferry_json(*shape)
+    assert plan["fits"] and plan["chosen"][0] == f"{MESH}.optimizer_offload=true"
+    assert phases(plan)["gen"]["host"] == 12 * 8030261248 // 4
+    assert plan["offload"][0].startswith("masters and moments of actor, 22.4 GiB, do not fit beside the other ")
+    on_two_hosts = ["--host-memory", "45GiB", "--ranks-per-host", "2"]
+    assert ferry_json(*shape, *on_two_hosts)["fits"]
+    said = ferry(*shape, *on_two_hosts[:2])
+    assert said.returncode == 2 and "optimizer_offload=true\n" not in said.stdout
+    assert "ranks 0-3 on host 0 would pin 89.7 GiB of the host's memory, where 45.0 GiB are free; moments in bfloat16" in said.stdout
 
 
 def test_the_table_is_for_people(described):
@@ -81,6 +98,7 @@ def test_a_run_writes_down_what_its_plan_chose(world, tmp_path):
         assert said.count("chosen     data.max_token_len_per_gpu=96 engine.recompute_granularity=none\n") == (rank == 0), said
     record = tomllib.loads((run / "config.toml").read_text())
     assert record["data"]["max_token_len_per_gpu"] == 96 and record["engine"]["recompute_granularity"] == "none"
+    assert record["engine"]["optimizer_offload"] is False
     assert ferry_json("plan", run / "config.toml")["chosen"] == []
 
 

@@ -78,10 +78,10 @@ TEST(PpoConfig, GivesRolesTheKeysOfTheActorsEngineThatTheyLeaveOut) {
             kRef + ".megatron.param_offload=true", "reward_model.megatron.dtype=bfloat16",
             "critic.megatron.tensor_model_parallel_size=1"});
   auto expected = config.actor.megatron;
-  expected.optimizer_offload = false;  // of a role that learns
+  expected.optimizer_offload.reset();  // of a role that learns
   expected.param_offload = true;
   EXPECT_EQ(config.ref.megatron, expected);
-  expected.param_offload = false;
+  expected.param_offload.reset();
   expected.dtype = distckpt::DType::kBF16;
   EXPECT_EQ(config.reward.megatron, expected);
   expected = config.actor.megatron;

@@ -70,6 +70,9 @@ TEST(Auto, LeavesWhatIsSet) {
   auto config = grpo();
   config.actor.ppo_max_token_len_per_gpu = 20000;
   config.actor.megatron.recompute_granularity = Granularity::kSelective;
+  config.actor.megatron.optimizer_offload = true;
+  config.actor.megatron.grad_offload = false;
+  config.actor.megatron.param_offload = false;
   config.rollout.gpu_memory_utilization = 0.25;
   EXPECT_EQ(chosen(config, gpu_of(140)), config);
 }

@@ -121,6 +121,7 @@ TEST(RunPlan, HasNoGradientsWhereTheyAreOffloaded) {
   auto config = grpo();
   config.actor.megatron.grad_offload = true;
   EXPECT_EQ(bytes_in(plan_of(config), "gen").gradients, 0);
+  EXPECT_EQ(bytes_in(plan_of(config), "update_weights").gradients, 0);  // before the weights come
   EXPECT_GT(bytes_in(plan_of(config), "update_actor").gradients, 0);
 }
 
