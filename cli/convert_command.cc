@@ -26,11 +26,11 @@ struct ConvertFlags {
 void run_convert_adapter(ConvertFlags& flags) {
   auto& adapter = flags.adapter;
   const auto& options = flags.options;
-  const bool whole = options.selection.is_all() && !options.dtype && flags.dry_run.empty() &&
-                     !options.overwrite && !options.resume && !options.max_shard_size;
+  const bool whole = options.selection.is_all() && flags.dry_run.empty() && !options.overwrite &&
+                     !options.resume && !options.max_shard_size;
   require(whole, ErrorKind::kUsage,
-          "--base: of an adapter all is converted as it is; of the options only layout, threads "
-          "and reports have a meaning");
+          "--base: of an adapter all is converted as it is; of the options only layout, dtype, "
+          "threads and reports have a meaning");
   const auto form = converter::adapter_form(flags.to);
   require(form.has_value(), ErrorKind::kUsage,
           "--to{}: an adapter's target is peft, megatron, verl, vllm or sglang",
@@ -40,6 +40,7 @@ void run_convert_adapter(ConvertFlags& flags) {
   adapter.to = options.to;
   adapter.hf_config = options.hf_config;
   adapter.parallel = options.parallel;
+  adapter.dtype = options.dtype;
   adapter.threads = options.threads;
   adapter.max_memory = options.max_memory;
   const auto report = converter::convert_adapter(adapter, make_progress(flags.quiet));
@@ -115,7 +116,8 @@ void add_convert(CLI::App& app) {
                       "SRC is a LoRA adapter (of PEFT, verl, ms-swift or Megatron-Bridge) of this "
                       "checkpoint: convert the adapter");
   command->add_option("--lora-alpha", flags->adapter.alpha,
-                      "alpha of an adapter of Megatron-Bridge without a run_config.yaml");
+                      "alpha of an adapter of Megatron-Bridge or of verl's ranks without "
+                      "run_config.yaml and lora_train_meta.json");
   add_iteration(*command, "--iteration", options.iteration,
                 "Which iteration of a Megatron source (default: the tracker's), or to write from a "
                 "Hugging Face one (default: release)");
@@ -138,7 +140,8 @@ void add_convert(CLI::App& app) {
           [&options](const std::string& name) {
             options.dtype = distckpt::dtype_from_short_name(name);
           },
-          "Cast all weights, to nearest even; overflow is an error. Default: none")
+          "Cast all weights, or an adapter's factors, to nearest even; overflow is an error. "
+          "Default: none")
       ->check(CLI::IsMember({"bf16", "fp16", "fp32"}));
   command
       ->add_option_function<std::string>(

@@ -52,13 +52,14 @@ void add_merge(CLI::App& app) {
   command
       ->add_option(
           "ADAPTER", flags->adapter.path,
-          "A folder of PEFT (adapter_config.json, adapter_model.safetensors) or verl, or a "
-          "checkpoint of Megatron-Bridge")
+          "A folder of PEFT (adapter_config.json, adapter_model.safetensors), or a checkpoint of "
+          "verl or Megatron-Bridge")
       ->required();
   command->add_option("DST", options.to, "Where to write")->required();
   add_target(*command, flags->format, options);
   command->add_option("--lora-alpha", flags->adapter.alpha,
-                      "alpha of an adapter of Megatron-Bridge without a run_config.yaml");
+                      "alpha of an adapter of Megatron-Bridge or of verl's ranks without "
+                      "run_config.yaml and lora_train_meta.json");
   add_iteration(*command, "--iteration", options.iteration,
                 "Which iteration of a Megatron base. Default: the tracker's");
   add_hf_config(*command, options.hf_config);

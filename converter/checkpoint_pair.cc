@@ -119,7 +119,8 @@ Checkpoint CheckpointPair::open_side(const fs::path& path,
   OpenOptions how{.iteration = iteration,
                   .hf_config = {},
                   .keep_quantized = keep_quantized_,
-                  .incomplete = true};
+                  .incomplete = true,
+                  .without_adapter = true};
   if (!locate(path, iteration).has_own_config()) {
     how.hf_config = options_.hf_config;
     hf_config_used_ = true;
@@ -159,6 +160,10 @@ void CheckpointPair::add_training_states() {
 
 void CheckpointPair::note_selection() {
   for (const auto* side : {&left_, &right_}) {
+    if (side->num_adapter_tensors > 0) {
+      notes_.push_back(fmt::format("{}: {} factors of a LoRA adapter were not compared",
+                                   side->location.folder.string(), side->num_adapter_tensors));
+    }
     if (!side->hf || side->hf->part.empty()) continue;
     notes_.push_back(fmt::format("{}: is a part of a model: {}", side->location.folder.string(),
                                  describe(side->hf->part)));

@@ -81,7 +81,8 @@ OpenOptions source_options(const ConvertOptions& options) {
                             options.amendment == nullptr && options.selection.is_all() &&
                             options.mtp != PredictionLayers::kDrop,
           .links = options.follow_symlinks ? Links::kAll : Links::kInside,
-          .mtp = options.mtp};
+          .mtp = options.mtp,
+          .without_adapter = true};
 }
 
 void choose_target(const ConvertOptions& options, OpenedConversion& opened) {

@@ -395,6 +395,7 @@ class Conversion {
       const auto layout = options_.megatron_layout.value_or(source.megatron_layout);
       report.run_config_problem = run_config_problem(source, layout).value_or("");
     }
+    report.num_adapter_tensors = source.num_adapter_tensors;
     add_training_state(report);
     if (opened_.format == Format::kHuggingFace && source.hf) {
       const auto lacking = class_that_transformers_lacks(

@@ -84,7 +84,8 @@ struct ConvertReport {
   std::string model_digest{};
   std::vector<distckpt::NonZeroPadding> nonzero_padding{};  // dropped
   std::vector<std::string> second_copies{};                 // tensors stored twice, verified equal
-  std::int64_t num_training_state = 0;  // entries of optimizer and RNG that were left out
+  std::int64_t num_training_state = 0;   // entries of optimizer and RNG that were left out
+  std::int64_t num_adapter_tensors = 0;  // factors of a LoRA adapter that were left out
   // The training run that goes along: the form of its optimizer in the source
   // (param_state_sharding_type), the kinds of its state ("exp_avg", "exp_avg_sq", "param"; none
   // without an optimizer), and whether the RNG's state goes along.

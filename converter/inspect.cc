@@ -111,6 +111,7 @@ void inspect_stored(InspectReport& report, const OpenOptions& options) {
     });
   }
   report.num_training_state = static_cast<std::int64_t>(stored.training_state.size());
+  report.num_adapter_tensors = stored.num_adapter_tensors;
   report.objects = std::move(stored.objects);
   // Slices come together by the model that they are of.
   const auto opened = stored.assemble
@@ -146,7 +147,8 @@ InspectReport inspect(const fs::path& path,
   } else if (report.location.format == Format::kTorchDist) {
     inspect_torch_dist(report, hf_config);
   } else {
-    inspect_stored(report, {.iteration = iteration, .hf_config = hf_config});
+    inspect_stored(report,
+                   {.iteration = iteration, .hf_config = hf_config, .without_adapter = true});
   }
   if (!report.config) return report;
   const auto& config = *report.config;

@@ -85,6 +85,7 @@ ordered_json convert_json(const converter::ConvertReport& report) {
   json["model_digest"] = report.model_digest;
   json["second_copies"] = report.second_copies;
   json["training_state_left_out"] = report.num_training_state;
+  json["adapter_left_out"] = report.num_adapter_tensors;
   json["optimizer_form"] = report.optimizer_form;
   json["optimizer"] = report.optimizer_kinds;
   json["rng"] = report.rng;
@@ -183,6 +184,7 @@ ordered_json inspect_json(const converter::InspectReport& report, std::string_vi
   json["chunks_by_file"] = report.chunks_by_file;
   json["objects"] = report.objects;
   json["training_state"] = report.num_training_state;
+  json["adapter"] = report.num_adapter_tensors;
   json["tensors"] = ordered_json::array();
   for (const auto& tensor : report.tensors) {
     if (!converter::matches(filter, tensor.name)) continue;

@@ -194,6 +194,11 @@ std::string convert_text(const converter::ConvertReport& report) {
     text += fmt::format("note     {} entries of training state (optimizer, RNG) were left out\n",
                         report.num_training_state);
   }
+  if (report.num_adapter_tensors > 0) {
+    text += fmt::format(
+        "note     a LoRA adapter of {} factors was left out; with the source as ADAPTER, {}\n",
+        report.num_adapter_tensors, converter::kAdapterHint);
+  }
   if (report.proved) {
     text +=
         fmt::format("proved   every tensor, re-read {} in {}, has the digest of what was copied\n",
@@ -242,6 +247,8 @@ std::string inspect_text(const converter::InspectReport& report, std::string_vie
   if (report.num_training_state > 0)
     text += fmt::format("training    {} entr{} of state\n", report.num_training_state,
                         report.num_training_state == 1 ? "y" : "ies");
+  if (report.num_adapter_tensors > 0)
+    text += fmt::format("adapter     {} of LoRA\n", counted(report.num_adapter_tensors, "factor"));
   for (const auto& [file, chunks] : report.chunks_by_file)
     text += fmt::format("file        {}  {}\n", printable(file), counted(chunks, "chunk"));
 

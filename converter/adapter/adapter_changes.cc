@@ -215,7 +215,8 @@ class PeftChanges {
   std::vector<AdaptedTensor> tensors_;
 };
 
-// An adapter of Megatron-Bridge, whose factors have PEFT's names here (open_adapter.h).
+// An adapter of Megatron-Bridge or of FSDP by rank, whose factors have PEFT's names here
+// (open_adapter.h).
 std::vector<AdaptedTensor> changes_of(const Adapter& adapter, const ModelMap& base) {
   const auto& map = adapter.checkpoint.map;
   std::vector<AdaptedTensor> tensors;

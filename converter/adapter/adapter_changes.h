@@ -47,8 +47,8 @@ struct LowRankChange {
 
 class AdapterChanges {
  public:
-  // Reads configuration and headers of an adapter of PEFT, verl or Megatron-Bridge; `alpha` is of
-  // one of Megatron-Bridge that does not say its own. Throws Error(kLayout) for a kind of adapter
+  // Reads configuration and headers of an adapter of PEFT, verl or Megatron-Bridge; `alpha` is
+  // OpenAdapterOptions::alpha. Throws Error(kLayout) for a kind of adapter
   // that is not merged (weights that are saved whole, biases, fan_in_fan_out), naming the setting,
   // and Error(kCorrupt) for factors that do not fit together.
   AdapterChanges(const std::filesystem::path& path,

@@ -147,7 +147,7 @@ std::string peft_config(const Adapter& adapter, const ModelMap& base, ExpertName
     if (tensor.shape.rank() == 2) all.add(base, tensor, AdaptedParameter::kFused, experts);
   }
   ordered_json config{{"peft_type", "LORA"},
-                      {"task_type", "CAUSAL_LM"},
+                      {"task_type", adapter.task_type},
                       {"base_model_name_or_path", nullptr},
                       {"bias", "none"},
                       {"fan_in_fan_out", false},
@@ -225,7 +225,7 @@ std::string run_config(const Adapter& adapter, const ModelMap& base) {
 }
 
 std::string verl_record(const Adapter& adapter) {
-  ordered_json record{{"r", nullptr}, {"lora_alpha", nullptr}, {"task_type", "CAUSAL_LM"}};
+  ordered_json record{{"r", nullptr}, {"lora_alpha", nullptr}, {"task_type", adapter.task_type}};
   if (adapter.config.empty()) {
     record["r"] = adapter.adapted.front().rank;
     record["lora_alpha"] = as_number(alpha_of(adapter, 0));

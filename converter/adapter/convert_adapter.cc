@@ -18,6 +18,7 @@
 #include "converter/write/run_config.h"
 #include "converter/write/target_folder.h"
 #include "distckpt/base/error.h"
+#include "distckpt/elements/cast.h"
 #include "distckpt/formats/safetensors.h"
 #include "distckpt/storage/source_tree.h"
 
@@ -47,7 +48,16 @@ class AdapterConversion {
       : options_(options),
         base_(base),
         adapter_(std::move(adapter)),
-        target_(adapter_target(options)) {}
+        target_(adapter_target(options)) {
+    tensors_ = adapter_.checkpoint.tensors;
+    if (!options.dtype) return;
+    for (auto& tensor : tensors_) {
+      require(distckpt::can_cast(tensor.dtype, *options.dtype), ErrorKind::kLayout,
+              "{}: {} cannot be cast to {}", tensor.name, short_name(tensor.dtype),
+              short_name(*options.dtype));
+      tensor.dtype = *options.dtype;
+    }
+  }
 
   ConvertAdapterReport run(Publication& place, const ProgressFunction& progress) {
     const auto below = options_.form == AdapterForm::kVerl ? fs::path(kVerlAdapter) : fs::path();
@@ -61,7 +71,9 @@ class AdapterConversion {
     place.expect(names);
     fs::create_directories(folder);
     const auto& source = adapter_.checkpoint;
-    const auto plan = distckpt::plan_copy(source.tensors, source.side(), target->side());
+    const auto plan = distckpt::plan_copy(
+        tensors_, source.side(), target->side(),
+        options_.dtype ? distckpt::Transform::kCast : distckpt::Transform::kCastExact);
     auto& sink = target->open_files([](auto) { return true; });
     const auto copied = execute(source, plan, &sink, "copying", progress);
     target->close_sink();
@@ -81,16 +93,17 @@ class AdapterConversion {
   std::unique_ptr<FileTarget> make_target(const fs::path& folder) const {
     const auto& source = adapter_.checkpoint;
     if (writes_megatron(options_))
-      return make_megatron_target(
-          source, source.tensors,
-          {.parallel = options_.parallel, .iteration = kAdapterIteration, .run_config = false},
-          folder);
+      return make_megatron_target(source, tensors_,
+                                  {.parallel = options_.parallel,
+                                   .iteration = kAdapterIteration,
+                                   .dtype = options_.dtype,
+                                   .run_config = false},
+                                  folder);
     const auto factors = stored_factors();
     std::vector<distckpt::SafetensorsEntry> entries;
     for (const auto& factor : factors) {
-      entries.push_back({.name = factor.name,
-                         .dtype = source.tensors[factor.link.model].dtype,
-                         .shape = factor.shape});
+      entries.push_back(
+          {.name = factor.name, .dtype = tensors_[factor.link.model].dtype, .shape = factor.shape});
     }
     auto header = distckpt::make_safetensors_header(std::string(kAdapterWeights),
                                                     std::move(entries), {{"format", "pt"}});
@@ -214,6 +227,7 @@ class AdapterConversion {
   const Checkpoint& base_;
   Adapter adapter_;
   fs::path target_;
+  std::vector<distckpt::ModelTensor> tensors_;  // with the dtypes of the target
 };
 
 }  // namespace
@@ -236,7 +250,7 @@ ConvertAdapterReport write_adapter(Adapter adapter,
 
 ConvertAdapterReport convert_adapter(const ConvertAdapterOptions& options,
                                      const ProgressFunction& progress) {
-  const auto base = open(options.base, {.hf_config = options.hf_config});
+  const auto base = open(options.base, {.hf_config = options.hf_config, .without_adapter = true});
   auto adapter = open_adapter(options.from, base.map, opening(options));
   adapter.checkpoint.files->settle();
   Publication target(adapter_target(options));

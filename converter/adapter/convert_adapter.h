@@ -1,5 +1,5 @@
-// Converts a LoRA adapter between PEFT, verl and Megatron-Bridge: no element changes, and what was
-// written is proved as a conversion's is.
+// Converts a LoRA adapter between PEFT, verl and Megatron-Bridge: no element changes unless a dtype
+// is asked for, and what was written is proved as a conversion's is.
 #pragma once
 
 #include <cstdint>
@@ -19,9 +19,10 @@ struct ConvertAdapterOptions {
   std::filesystem::path base{};       // the checkpoint that the adapter changes
   std::filesystem::path hf_config{};  // of a Megatron base
   AdapterForm form = AdapterForm::kPeft;
-  models::ParallelConfig parallel{};  // of a target of Megatron-Bridge
-  std::optional<double> alpha{};      // of a source of Megatron-Bridge that does not say its own
-  int threads = 0;                    // 0: one per core
+  models::ParallelConfig parallel{};       // of a target of Megatron-Bridge
+  std::optional<double> alpha{};           // OpenAdapterOptions::alpha
+  std::optional<distckpt::DType> dtype{};  // of the target; default: each factor keeps its own
+  int threads = 0;                         // 0: one per core
   std::int64_t max_memory = std::int64_t{192} << 20;
 };
 

@@ -5,6 +5,7 @@
 #include <iterator>
 #include <optional>
 #include <regex>
+#include <utility>
 
 #include "distckpt/base/error.h"
 #include "distckpt/storage/file_io.h"
@@ -76,7 +77,10 @@ AdapterKey LoraSettings::parse_key(std::string_view name, const std::string& sou
 }
 
 LoraSettings::LoraSettings(const std::filesystem::path& path)
-    : source_(path.string()), text_(distckpt::read_text(path)) {
+    : LoraSettings(distckpt::read_text(path), path.string()) {}
+
+LoraSettings::LoraSettings(std::string text, std::string source)
+    : source_(std::move(source)), text_(std::move(text)) {
   config_ = distckpt::parse_ordered_json(text_, source_);
   require(config_.is_object(), ErrorKind::kCorrupt, "{}: is no object", source_);
   const auto type = config_.value("peft_type", ordered_json());

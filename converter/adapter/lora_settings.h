@@ -7,13 +7,13 @@
 #include <string_view>
 #include <vector>
 
+#include "converter/open/verl_lora.h"
 #include "distckpt/base/json.h"
 
 namespace ferry::converter {
 
 inline constexpr std::string_view kAdapterConfig = "adapter_config.json";
 inline constexpr std::string_view kAdapterWeights = "adapter_model.safetensors";
-inline constexpr std::string_view kPeftPrefix = "base_model.model.";
 
 // "model.layers.0.self_attn.q_proj", and which of its parts a name of the file is: "lora_A". A
 // tensor that is saved whole (modules_to_save) is a module without parts: "lm_head.weight".
@@ -34,6 +34,8 @@ class LoraSettings {
   // Throws Error(kLayout) for a kind of adapter that is neither merged nor converted, naming the
   // setting.
   explicit LoraSettings(const std::filesystem::path& path);
+  // The text of such a file; `source` is for messages.
+  LoraSettings(std::string text, std::string source);
 
   const std::string& text() const { return text_; }  // of the file
 

@@ -279,6 +279,7 @@ MergeReport merge_adapter(ConvertOptions options,
   MergeAmendment amendment(adapter, options);
   options.amendment = &amendment;
   MergeReport report{.converted = convert(options, progress)};
+  if (adapter.path == options.from) report.converted.num_adapter_tensors = 0;  // it is merged
   report.num_tensors = amendment.num_tensors();
   report.num_elements = amendment.num_elements;
   report.num_changed = amendment.num_changed;

@@ -13,7 +13,7 @@ namespace ferry::converter {
 // An adapter of PEFT, verl or Megatron-Bridge.
 struct AdapterToMerge {
   std::filesystem::path path{};
-  std::optional<double> alpha{};  // of one of Megatron-Bridge that does not say its own
+  std::optional<double> alpha{};  // OpenAdapterOptions::alpha
 };
 
 struct MergeReport {

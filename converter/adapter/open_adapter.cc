@@ -1,19 +1,16 @@
 #include "converter/adapter/open_adapter.h"
 
 #include <algorithm>
-#include <charconv>
 #include <map>
 #include <memory>
-#include <set>
 #include <utility>
 
 #include "converter/adapter/expert_modules.h"
 #include "converter/adapter/lora_settings.h"
-#include "converter/families/megatron_links.h"
-#include "converter/write/run_config.h"
+#include "converter/open/formats.h"
 #include "distckpt/base/error.h"
+#include "distckpt/execute/executor.h"
 #include "distckpt/formats/safetensors.h"
-#include "distckpt/formats/torch_dist.h"
 #include "distckpt/storage/source_tree.h"
 
 namespace ferry::converter {
@@ -21,26 +18,104 @@ namespace fs = std::filesystem;
 namespace {
 
 using distckpt::BoxLink;
-using distckpt::SafetensorsEntry;
+using distckpt::Digest;
+using distckpt::TensorLayout;
+
+// The tensors of an adapter under PEFT's names, wherever they lie, and its settings.
+struct PeftTensors {
+  LoraSettings settings;
+  std::string source{};  // for messages
+  std::string config{};  // of PEFT, if there is one
+  std::string task_type = "CAUSAL_LM";
+  Location location{};
+  distckpt::Layout layout{};
+  std::vector<Replica> replicas{};
+  std::vector<distckpt::ExpectedChecksum> checksums{};
+};
+
+PeftTensors read_peft(const fs::path& folder) {
+  PeftTensors found{.settings = LoraSettings(folder / kAdapterConfig),
+                    .source = (folder / kAdapterWeights).string(),
+                    .location = {.root = folder, .folder = folder}};
+  found.config = found.settings.text();
+  const auto header = distckpt::read_safetensors_header(folder / kAdapterWeights);
+  distckpt::add_to_layout(header, folder, found.layout);
+  return found;
+}
+
+// The parameters of experts that factors of a whole module change (target_parameters), which the
+// files of ranks do not say: down has its own shape.
+std::string adapted_experts(const distckpt::Layout& layout, const ModelMap& base) {
+  const auto hidden = base.config.hidden_size;
+  const auto columns = base.config.moe_ffn_hidden_size;
+  for (const auto& a : layout.tensors()) {
+    const auto end = a.name.find(".experts.lora_A.");
+    if (end == a.name.npos) continue;
+    auto name = a.name;
+    const auto b = layout.find(name.replace(name.rfind("lora_A"), 6, "lora_B"));
+    const bool down =
+        a.shape.rank() == 2 && a.shape[1] == columns && b && layout.tensor(*b).shape[0] == hidden;
+    return down ? "down_proj" : "gate_up_proj";
+  }
+  return "";
+}
+
+// verl's files of FSDP by rank.
+PeftTensors read_ranks(const Location& location,
+                       const ModelMap& base,
+                       const std::optional<double>& named_alpha) {
+  const auto folder = location.folder.string();
+  auto stored = read_fsdp_adapter(location);
+  const auto record = find_lora_record(location).value_or(LoraRecord{.source = folder});
+  const auto& tensors = stored.layout.tensors();
+  require(!tensors.empty(), ErrorKind::kLayout, "{}: holds no factors of an adapter", folder);
+  const auto alpha = named_alpha ? named_alpha : record.alpha;
+  if (!alpha) {
+    throw Error(ErrorKind::kLayout,
+                fmt::format("{}: no {} says the adapter's alpha", folder, kVerlLoraRecord),
+                "name it with --lora-alpha");
+  }
+  const auto first = std::ranges::find_if(
+      tensors, [](const auto& one) { return one.name.find(".lora_A.") != std::string::npos; });
+  const auto rank = first != tensors.end() && first->shape.rank() == 2 ? first->shape[0] : 0;
+  nlohmann::ordered_json settings{
+      {"peft_type", "LORA"}, {"r", record.rank.value_or(rank)}, {"lora_alpha", *alpha}};
+  if (const auto experts = adapted_experts(stored.layout, base); !experts.empty())
+    settings["target_parameters"] = {experts};
+  PeftTensors found{.settings = LoraSettings(settings.dump(), record.source),
+                    .source = folder,
+                    .task_type = record.task_type,
+                    .location = location,
+                    .layout = std::move(stored.layout),
+                    .replicas = std::move(stored.replicas),
+                    .checksums = std::move(stored.checksums)};
+  for (const auto& tensor : found.layout.tensors()) {
+    require(found.settings.parse_key(tensor.name, folder).is_factor(), ErrorKind::kLayout,
+            "{}: {}: is no factor of a linear layer; of an adapter that ranks saved those alone "
+            "are read",
+            folder, tensor.name);
+  }
+  return found;
+}
 
 // The factors of a module of PEFT's.
 struct FactorEntries {
-  const SafetensorsEntry* a = nullptr;
-  const SafetensorsEntry* b = nullptr;
+  const TensorLayout* a = nullptr;
+  const TensorLayout* b = nullptr;
 };
 
 class PeftOpener {
  public:
-  PeftOpener(const fs::path& folder, const ModelMap& base, const OpenAdapterOptions& options)
+  PeftOpener(PeftTensors stored, const ModelMap& base, const OpenAdapterOptions& options)
       : base_(base),
         options_(options),
-        settings_(folder / kAdapterConfig),
-        weights_(folder / kAdapterWeights),
-        source_(weights_.path().string()),
-        header_(distckpt::read_safetensors_header(weights_.path())),
+        stored_(std::move(stored)),
+        settings_(stored_.settings),
+        source_(stored_.source),
         experts_(base) {
-    adapter_.config = settings_.text();
-    adapter_.checkpoint.location = {.root = folder, .folder = folder};
+    adapter_.config = stored_.config;
+    adapter_.task_type = stored_.task_type;
+    adapter_.checkpoint.location = stored_.location;
   }
 
   Adapter open() {
@@ -57,8 +132,10 @@ class PeftOpener {
     }
     for (const auto* entry : kept_) add_kept(*entry);
     checkpoint.tensors = checkpoint.map.tensors;
-    distckpt::add_to_layout(header_, adapter_.checkpoint.location.folder, checkpoint.layout);
+    checkpoint.layout = std::move(stored_.layout);
+    checkpoint.checksums = std::move(stored_.checksums);
     for (std::uint32_t i = 0; i < checkpoint.layout.tensors().size(); ++i) link(i);
+    link_replicas(std::move(stored_.replicas), checkpoint.layout, checkpoint.links);
     return std::move(adapter_);
   }
 
@@ -74,7 +151,7 @@ class PeftOpener {
   }
 
   void group_entries() {
-    for (const auto& entry : header_.entries) {
+    for (const auto& entry : stored_.layout.tensors()) {
       const auto key = settings_.parse_key(entry.name, source_);
       if (!key.is_factor()) {
         keep(key, entry);
@@ -91,11 +168,17 @@ class PeftOpener {
     for (const auto& [module, entries] : modules_)
       require(entries.a != nullptr && entries.b != nullptr, ErrorKind::kCorrupt,
               "{}: {}: one of two factors is missing", source_, module);
+    const auto magnitudes = std::ranges::count_if(kept_, [&](const auto* entry) {
+      return settings_.parse_key(entry->name, source_).part == "lora_magnitude_vector";
+    });
+    require(!settings_.uses_dora() || magnitudes == std::ssize(modules_), ErrorKind::kLayout,
+            "{}: use_dora is set, but {} of {} modules have magnitudes", source_, magnitudes,
+            modules_.size());
   }
 
   // DoRA's magnitudes, what is changed of an embedding, and tensors that were trained whole go
   // along as they are.
-  void keep(const AdapterKey& key, const SafetensorsEntry& entry) {
+  void keep(const AdapterKey& key, const TensorLayout& entry) {
     require(!options_.megatron_tp, ErrorKind::kLayout,
             "{}: {}: is no factor of a linear layer; of an adapter of Megatron-Bridge those alone "
             "are written",
@@ -126,7 +209,7 @@ class PeftOpener {
                        name.ends_with(".weight") ? ".weight" : "");
   }
 
-  void add_kept(const SafetensorsEntry& entry) {
+  void add_kept(const TensorLayout& entry) {
     auto& map = adapter_.checkpoint.map;
     const auto key = settings_.parse_key(entry.name, source_);
     require(key.part != "lora_magnitude_vector" ||
@@ -217,18 +300,36 @@ class PeftOpener {
     }
   }
 
-  bool share_first_factor(const std::vector<FactorEntries>& parts) const {
-    const auto bytes = [&](const FactorEntries& one) {
-      std::vector<std::byte> read(static_cast<std::size_t>(one.a->end - one.a->begin));
-      weights_.read_at(one.a->begin, read);
-      return read;
-    };
+  bool share_first_factor(const std::vector<FactorEntries>& parts) {
     if (std::ranges::any_of(parts, [](const auto& one) { return one.a == nullptr; })) return false;
-    const auto first = bytes(parts.front());
+    if (digests_.empty()) digest_first_factors();
+    const auto& first = *parts.front().a;
     return std::ranges::all_of(parts, [&](const auto& one) {
-      return one.a->dtype == parts.front().a->dtype && one.a->shape == parts.front().a->shape &&
-             bytes(one) == first;
+      return one.a->dtype == first.dtype && one.a->shape == first.shape &&
+             digests_.at(one.a->name) == digests_.at(first.name);
     });
+  }
+
+  void digest_first_factors() {
+    std::vector<distckpt::ModelTensor> tensors;
+    distckpt::TensorMap links;
+    for (const auto& stored : stored_.layout.tensors()) {
+      const auto index = static_cast<std::uint32_t>(tensors.size());
+      tensors.push_back({.name = stored.name, .dtype = stored.dtype, .shape = stored.shape});
+      links.links.push_back(BoxLink::whole(index, index, stored.shape));
+    }
+    auto all = distckpt::plan_read(tensors, {.layout = &stored_.layout, .map = &links});
+    distckpt::CopyPlan plan;
+    for (auto& planned : all.tensors) {
+      if (settings_.parse_key(planned.tensor.name, source_).part == "lora_A")
+        plan.tensors.push_back(std::move(planned));
+    }
+    distckpt::FileSource source(stored_.layout.storages());
+    const auto read = distckpt::Executor({.threads = 1, .on_compared = {}, .on_read = {}})
+                          .submit(plan, source, nullptr)
+                          .wait();
+    for (std::size_t i = 0; i < plan.tensors.size(); ++i)
+      digests_.emplace(plan.tensors[i].tensor.name, read.digests[i]);
   }
 
   void link(std::uint32_t index) {
@@ -267,10 +368,9 @@ class PeftOpener {
 
   const ModelMap& base_;
   const OpenAdapterOptions& options_;
+  PeftTensors stored_;
   LoraSettings settings_;
-  distckpt::ReadFile weights_;
   std::string source_;
-  distckpt::SafetensorsHeader header_;
   ExpertModules experts_;
   Adapter adapter_;
   std::map<std::string, FactorEntries> modules_;                        // by factor_prefix
@@ -279,127 +379,21 @@ class PeftOpener {
   std::map<std::string, StoredFactor> apart_;                           // of experts, by name
   std::map<std::uint32_t, distckpt::DType> dtypes_;  // of these, by the adapter's tensor
   std::map<std::uint32_t, int> num_copies_;
-  std::vector<const SafetensorsEntry*> kept_;
+  std::vector<const TensorLayout*> kept_;
+  std::map<std::string, Digest> digests_;  // of first factors, by name, once some were compared
 };
 
-// A number in the section "peft" of run_config.yaml: "  alpha: 32".
-std::optional<double> peft_number(const std::string& yaml, std::string_view name) {
-  bool inside = false;
-  for (std::size_t at = 0; at < yaml.size();) {
-    const auto end = std::min(yaml.find('\n', at), yaml.size());
-    std::string_view line(yaml.data() + at, end - at);
-    at = end + 1;
-    if (!line.empty() && line.front() != ' ' && line.front() != '-') inside = line == "peft:";
-    const auto start = line.find_first_not_of(' ');
-    if (!inside || start != 2) continue;
-    line.remove_prefix(start);
-    if (!line.starts_with(name) || !line.substr(name.size()).starts_with(": ")) continue;
-    line.remove_prefix(name.size() + 2);
-    double number = 0;
-    const auto [stop, error] = std::from_chars(line.data(), line.data() + line.size(), number);
-    if (error == std::errc() && stop == line.data() + line.size()) return number;
-  }
-  return std::nullopt;
+// verl keeps the base's weights in huggingface/ and the adapter's in dist_ckpt/ beside it.
+Location locate_adapter(const fs::path& path) {
+  auto found = locate(path);
+  const auto beside = found.folder.parent_path() / "dist_ckpt";
+  if (found.folder.filename() == "huggingface" && distckpt::source_exists(beside))
+    found = locate(beside);
+  require(found.format == Format::kTorchDist || found.format == Format::kFsdp, ErrorKind::kLayout,
+          "{}: is {}, expected an adapter of PEFT or verl, or one of Megatron-Bridge in torch_dist",
+          path.string(), describe(found.format));
+  return found;
 }
-
-class MegatronAdapterOpener {
- public:
-  MegatronAdapterOpener(const fs::path& path,
-                        const ModelMap& base,
-                        const OpenAdapterOptions& options)
-      : base_(base), options_(options), location_(locate(path)) {
-    require(location_.format == Format::kTorchDist, ErrorKind::kLayout,
-            "{}: is {}, expected an adapter of PEFT, or one of Megatron-Bridge in torch_dist",
-            path.string(), describe(location_.format));
-  }
-
-  Adapter open() {
-    const auto stored = distckpt::read_torch_dist(location_.folder);
-    std::vector<const distckpt::TorchDistTensor*> factors;
-    for (const auto& tensor : stored.tensors) {
-      if (is_training_state(tensor.key) || tensor.key.find(".adapter.") == std::string::npos)
-        continue;
-      factors.push_back(&tensor);
-      by_key_.emplace(models::strip_wrappers(tensor.key), &tensor);
-    }
-    require(!factors.empty(), ErrorKind::kLayout, "{}: holds no factors of an adapter",
-            location_.folder.string());
-    auto resolved = distckpt::resolve_layout(stored, factors);
-    Adapter adapter{.form = AdapterForm::kMegatron};
-    auto& checkpoint = adapter.checkpoint;
-    checkpoint.location = location_;
-    checkpoint.megatron_names = true;
-    for (std::uint32_t i = 0; i < base_.megatron.size(); ++i) find_factors(i, adapter);
-    checkpoint.map = make_adapter_map(base_, adapter.adapted);
-    checkpoint.layout = std::move(resolved.layout);
-    checkpoint.checksums = std::move(resolved.checksums);
-    checkpoint.links = link_megatron(checkpoint.map, checkpoint.layout, LinkedSide::kSource);
-    checkpoint.tensors = checkpoint.map.tensors;
-    for (const auto& link : checkpoint.links.links)
-      checkpoint.tensors[link.model].dtype = checkpoint.layout.tensor(link.stored).dtype;
-    const auto alpha = read_alpha();
-    for (const auto& one : adapter.adapted)
-      adapter.scaling.push_back(
-          lora_scaling(alpha, static_cast<double>(one.rank), location_.folder.string()));
-    return adapter;
-  }
-
- private:
-  void find_factors(std::uint32_t index, Adapter& adapter) {
-    const auto& of = base_.megatron[index];
-    if (of.shape.rank() != 2) return;
-    if (const auto* in = find(of, "linear_in"))
-      adapter.adapted.push_back({.megatron = index, .rank = in->shape[in->shape.rank() - 2]});
-    const auto parts = static_cast<int>(merged_tensors(of).size());
-    if (parts == 1 || of.expert || of.merge == Merge::kCopy) return;
-    for (int part = 0; part < parts; ++part) {
-      const auto prefix = canonical_prefix(of, part);
-      const auto* in = find(of, prefix + "linear_in");
-      const auto* out = find(of, prefix + "linear_out");
-      if (in == nullptr || out == nullptr) continue;
-      adapter.canonical = true;
-      adapter.adapted.push_back({.megatron = index,
-                                 .part = part,
-                                 .rank = in->shape[in->shape.rank() - 2],
-                                 .tp = saving_ranks(of, *out)});
-    }
-  }
-
-  const distckpt::TorchDistTensor* find(const MegatronTensor& of, const std::string& factor) const {
-    for (const auto& key : {of.stacked_key, of.key}) {
-      if (key.empty()) continue;
-      const auto found = by_key_.find(adapter_key(key, factor));
-      if (found != by_key_.end()) return found->second;
-    }
-    return nullptr;
-  }
-
-  // Each rank saved its rows, in two halves where they are of gate or up.
-  static int saving_ranks(const MegatronTensor& of, const distckpt::TorchDistTensor& out) {
-    const int dim = out.shape.rank() - 2;
-    std::set<std::int64_t> offsets;
-    for (const auto& chunk : out.chunks) offsets.insert(chunk.box.offset[dim]);
-    return std::max(1, static_cast<int>(offsets.size()) / (of.merge == Merge::kGateUp ? 2 : 1));
-  }
-
-  double read_alpha() const {
-    if (options_.alpha) return *options_.alpha;
-    for (const auto& folder : {location_.folder, location_.root}) {
-      const auto path = folder / kRunConfig;
-      if (!distckpt::source_exists(path)) continue;
-      if (const auto alpha = peft_number(distckpt::read_text(path), "alpha")) return *alpha;
-    }
-    throw Error(
-        ErrorKind::kLayout,
-        fmt::format("{}: no {} says the adapter's alpha", location_.folder.string(), kRunConfig),
-        "name it with --lora-alpha");
-  }
-
-  const ModelMap& base_;
-  const OpenAdapterOptions& options_;
-  Location location_;
-  std::map<std::string, const distckpt::TorchDistTensor*, std::less<>> by_key_;
-};
 
 }  // namespace
 
@@ -433,9 +427,15 @@ Adapter open_adapter(const fs::path& path,
     return distckpt::source_exists(folder / kAdapterConfig);
   };
   auto adapter = [&] {
-    if (has_config(path)) return PeftOpener(path, base, options).open();
-    if (!has_config(path / kVerlAdapter)) return MegatronAdapterOpener(path, base, options).open();
-    auto found = PeftOpener(path / kVerlAdapter, base, options).open();
+    if (has_config(path)) return PeftOpener(read_peft(path), base, options).open();
+    const bool in_folder = has_config(path / kVerlAdapter);
+    const auto location = in_folder ? Location{} : locate_adapter(path);
+    if (!in_folder && location.format == Format::kTorchDist)
+      return open_megatron_adapter(location, base, options);
+    auto found = PeftOpener(in_folder ? read_peft(path / kVerlAdapter)
+                                      : read_ranks(location, base, options.alpha),
+                            base, options)
+                     .open();
     found.form = AdapterForm::kVerl;
     return found;
   }();

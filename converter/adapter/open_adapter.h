@@ -14,7 +14,8 @@ namespace ferry::converter {
 
 enum class AdapterForm {
   kPeft,      // a folder with adapter_config.json and adapter_model.safetensors
-  kVerl,      // that folder as lora_adapter in a checkpoint of verl (verl/model_merger)
+  kVerl,      // that folder as lora_adapter in a checkpoint of verl (verl/model_merger), or the
+              // factors in its files of FSDP by rank
   kMegatron,  // a torch_dist checkpoint of Megatron-Bridge, run_config.yaml in it
   kVllm,      // PEFT's files as vLLM and SGLang read them: expert by expert. Opened as kPeft
 };
@@ -23,7 +24,6 @@ std::string_view form_name(AdapterForm form);  // "PEFT", "verl", "Megatron-Brid
 std::optional<AdapterForm> adapter_form(std::string_view name);
 
 inline constexpr std::string_view kVerlAdapter = "lora_adapter";
-inline constexpr std::string_view kVerlLoraRecord = "lora_train_meta.json";
 
 struct Adapter {
   AdapterForm form = AdapterForm::kPeft;
@@ -32,7 +32,8 @@ struct Adapter {
   std::vector<AdaptedParameter> adapted{};
   std::vector<float> scaling{};                  // of the product, by `adapted`
   ExpertNames experts = ExpertNames::kTogether;  // as they were found
-  std::string config{};  // PEFT's adapter_config.json; none of Megatron-Bridge
+  std::string config{};  // PEFT's adapter_config.json; none of Megatron-Bridge, and by rank
+  std::string task_type = "CAUSAL_LM";  // where there is none
 };
 
 struct OpenAdapterOptions {
@@ -40,7 +41,8 @@ struct OpenAdapterOptions {
   // their first factor, and gate and up likewise, else canonical as these many ranks save it.
   // Default: that form is not wanted.
   std::optional<int> megatron_tp{};
-  std::optional<double> alpha{};  // of an adapter of Megatron-Bridge that does not say its own
+  std::optional<double> alpha{};  // of an adapter of Megatron-Bridge or FSDP by rank; default: its
+                                  // own, where a file beside it says that
 };
 
 // `base` is the map of the checkpoint that the adapter changes. Throws Error(kLayout) naming a
@@ -48,5 +50,10 @@ struct OpenAdapterOptions {
 Adapter open_adapter(const std::filesystem::path& path,
                      const ModelMap& base,
                      const OpenAdapterOptions& options = {});
+
+// The same of a torch_dist checkpoint.
+Adapter open_megatron_adapter(const Location& location,
+                              const ModelMap& base,
+                              const OpenAdapterOptions& options);
 
 }  // namespace ferry::converter

@@ -2,6 +2,7 @@
 // source of a plan.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -36,6 +37,7 @@ struct OpenOptions {
   Links links = Links::kAll;    // among files that travel
   PredictionLayers mtp = PredictionLayers::kKeep;
   bool incomplete = false;  // a Hugging Face checkpoint may lack tensors and files of its index
+  bool without_adapter = false;  // a LoRA adapter beside the model is left out, else refused
 };
 
 struct Checkpoint {
@@ -51,6 +53,7 @@ struct Checkpoint {
   std::optional<HfForm>
       hf{};  // nothing for a Megatron checkpoint that knows nothing of Hugging Face
   std::vector<std::string> training_state{};  // keys of optimizer and RNG: not part of the model
+  std::int64_t num_adapter_tensors = 0;       // factors of a LoRA adapter that were left out
   std::shared_ptr<const distckpt::Pickle> common{};      // Megatron's common state
   std::optional<TrainingState> training{};               // where asked for, and there
   std::shared_ptr<const distckpt::SourceFiles> files{};  // all that were read, as they were

@@ -14,6 +14,8 @@ Stored read_torch_save(const Location& location, const OpenOptions& options);
 Stored read_legacy(const Location& location, const OpenOptions& options);
 Stored read_dcp(const Location& location, const OpenOptions& options);
 Stored read_fsdp(const Location& location, const OpenOptions& options);
+// The factors of a LoRA adapter in the same files, under PEFT's names; without a Hugging Face side.
+Stored read_fsdp_adapter(const Location& location);
 Stored read_zarr(const Location& location, const OpenOptions& options);
 Stored read_torch_dist(const Location& location, const OpenOptions& options);
 

@@ -1,5 +1,6 @@
 // FSDP states that every rank saved by itself, as verl does: model_world_size_W_rank_R.pt, with the
-// rank's parts of the tensors.
+// rank's parts of the tensors: a model, a LoRA adapter of PEFT, or both.
+#include <algorithm>
 #include <map>
 #include <set>
 #include <string>
@@ -7,6 +8,7 @@
 #include <vector>
 
 #include "converter/open/formats.h"
+#include "converter/open/verl_lora.h"
 #include "distckpt/base/error.h"
 #include "distckpt/formats/torch_save/dtensor.h"
 #include "distckpt/formats/torch_save/torch_tensor.h"
@@ -22,10 +24,11 @@ using distckpt::TensorLayout;
 constexpr std::string_view kSaveDTensorsAnew =
     "{k:v for k,v in d.items() if isinstance(v,torch.Tensor)}";
 
+enum class FsdpPart { kModel, kAdapter };
+
 class FsdpReader {
  public:
-  FsdpReader(const Location& location, const OpenOptions& options)
-      : folder_(location.folder), stored_{.hf = hf_form_of(location, options)} {}
+  FsdpReader(const Location& location, FsdpPart part) : folder_(location.folder), part_(part) {}
 
   Stored read() {
     const auto ranks = find_ranks();
@@ -42,6 +45,7 @@ class FsdpReader {
         }
       }
     }
+    stored_.num_adapter_tensors = std::ranges::count_if(names_, is_lora_factor);
     return std::move(stored_);
   }
 
@@ -77,27 +81,31 @@ class FsdpReader {
     const distckpt::TorchFile file(path, distckpt::dtensor_globals(), kSaveDTensorsAnew);
     const auto storage = stored_.layout.add_storage(file.storage());
     std::set<std::int64_t> records;
-    std::set<std::string_view> names;
+    std::set<std::string> names;
     for (const auto& [key, value] : file.root().items()) {
-      const auto name = key.as_string();
+      const bool is_factor = is_lora_factor(key.as_string());
+      const auto name =
+          is_factor ? std::string(key.as_string()) : name_in_base(key.as_string(), path.string());
       require(names.insert(name).second, ErrorKind::kCorrupt, "{}: holds {} twice", path.string(),
               name);
+      if (is_factor != (part_ == FsdpPart::kAdapter)) continue;
       const auto parts = distckpt::parse_rank_parts(file, value, name);
-      auto& tensor = tensor_of(std::string(name), parts, rank, path);
+      auto& tensor = tensor_of(name, parts, rank, path);
       for (const auto& part : parts.parts) {
         require(tensor.shards.empty() || tensor.dtype == part.item.dtype, ErrorKind::kCorrupt,
                 "{}: {}: is of dtype {}, but {} in files of ranks before", path.string(), name,
                 short_name(part.item.dtype), short_name(tensor.dtype));
         tensor.dtype = part.item.dtype;
         tensor.shards.push_back(distckpt::shard_of(part.item, part.box, storage));
-        auto checksum = distckpt::checksum_of(part.item, storage, std::string(name));
+        auto checksum = distckpt::checksum_of(part.item, storage, name);
         if (checksum && records.insert(checksum->range.offset).second)
           stored_.checksums.push_back(std::move(*checksum));
       }
     }
-    require(rank == 0 || names.size() == tensors_.size(), ErrorKind::kCorrupt,
+    names_.insert(names.begin(), names.end());
+    require(names.size() == names_.size(), ErrorKind::kCorrupt,
             "{}: holds {} tensors, but those of the ranks together {}", path.string(), names.size(),
-            tensors_.size());
+            names_.size());
   }
 
   TensorLayout& tensor_of(const std::string& name,
@@ -114,14 +122,30 @@ class FsdpReader {
   }
 
   fs::path folder_;
+  FsdpPart part_;
   Stored stored_;
+  std::set<std::string> names_;                                          // of both parts
   std::map<std::string, std::map<std::int64_t, TensorLayout>> tensors_;  // by name, then by copy
 };
 
 }  // namespace
 
 Stored read_fsdp(const Location& location, const OpenOptions& options) {
-  return FsdpReader(location, options).read();
+  auto stored = FsdpReader(location, FsdpPart::kModel).read();
+  const bool alone = stored.layout.tensors().empty();
+  if (stored.num_adapter_tensors > 0 && (alone || !options.without_adapter)) {
+    throw Error(ErrorKind::kUsage,
+                fmt::format("{}: holds a LoRA adapter {}", location.folder.string(),
+                            alone ? "without a model"
+                                  : "beside the model, which would be taken without it"),
+                std::string(kAdapterHint));
+  }
+  stored.hf = hf_form_of(location, options);
+  return stored;
+}
+
+Stored read_fsdp_adapter(const Location& location) {
+  return FsdpReader(location, FsdpPart::kAdapter).read();
 }
 
 }  // namespace ferry::converter

@@ -30,6 +30,7 @@ class HfOpener {
     checkpoint_.layout = std::move(stored.layout);
     checkpoint_.checksums = std::move(stored.checksums);
     checkpoint_.training_state = std::move(stored.training_state);
+    checkpoint_.num_adapter_tensors = stored.num_adapter_tensors;
     replicas_ = std::move(stored.replicas);
   }
 

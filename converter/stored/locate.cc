@@ -44,8 +44,7 @@ struct OtherFolder {
   std::string_view hint{};
 };
 constexpr OtherFolder kOtherFolders[] = {
-    {"adapter_config.json", "is a LoRA adapter, and no checkpoint",
-     "ferry merge BASE ADAPTER DST merges it, ferry convert ADAPTER DST --base BASE converts it"},
+    {"adapter_config.json", "is a LoRA adapter, and no checkpoint", kAdapterHint},
     {"ferry-delta.json", "is a delta, and no checkpoint",
      "ferry delta inspect shows it, ferry delta apply BASE DELTA DST applies it"}};
 

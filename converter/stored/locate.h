@@ -24,6 +24,10 @@ enum class Format : std::uint8_t {
 std::string_view to_string(Format format);  // "huggingface", "torch_dist"
 std::string_view describe(Format format);   // "Hugging Face", "Megatron-Core torch_dist"
 
+// The hint of an error that an adapter was named for a model.
+inline constexpr std::string_view kAdapterHint =
+    "ferry merge BASE ADAPTER DST merges it, ferry convert ADAPTER DST --base BASE converts it";
+
 // A checkpoint's place and format, before anything of it is read.
 struct Location {
   Format format = Format::kHuggingFace;

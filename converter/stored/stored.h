@@ -2,6 +2,7 @@
 // tell. The tensors' names decide how a Checkpoint is made of it: hf_opener.h, megatron_opener.h.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <optional>
@@ -34,6 +35,7 @@ struct Stored {
   std::vector<distckpt::ExpectedChecksum> checksums{};
   std::optional<HfForm> hf{};
   std::vector<std::string> training_state{};  // keys of what is not the model
+  std::int64_t num_adapter_tensors = 0;       // factors of a LoRA adapter beside it
 
   // Megatron's only.
   std::optional<distckpt::Pickle> common{};  // holds the arguments

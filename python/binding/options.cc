@@ -146,6 +146,7 @@ converter::ConvertAdapterOptions adapter_options(const Options& options) {
           .form = form.value_or(converter::AdapterForm::kPeft),
           .parallel = options.parallel(),
           .alpha = options.find<double>("lora_alpha"),
+          .dtype = options.dtype(),
           .threads = options.threads(),
           .max_memory = options.bytes("max_memory", kMaxMemory, 1)};
 }

@@ -41,6 +41,7 @@ class ConvertReport:
         nonzero_padding: rows of the source's padding that were not zero, and were dropped
         run_config_problem: why a Megatron target has no run_config.yaml for Megatron-Bridge; "" where it has one
         training_notes: what of a training run did not go along, and why
+        adapter_left_out: factors of a LoRA adapter beside the model (verl's): convert_adapter() takes them
     """
 
     source: Place
@@ -63,6 +64,7 @@ class ConvertReport:
     nonzero_padding: List[str]
     run_config_problem: str
     training_notes: List[str]
+    adapter_left_out: int
 
 
 @dataclass(frozen=True)
@@ -287,6 +289,7 @@ class InspectReport:
         parameters: of the model, if its sizes are known
         stored_elements: with padding and second copies
         training_state: entries of optimizer and RNG
+        adapter: factors of a LoRA adapter beside the model, which are not among the tensors
     """
 
     path: str
@@ -304,6 +307,7 @@ class InspectReport:
     chunks_by_file: Dict[str, int]
     objects: List[str]
     training_state: int
+    adapter: int
     tensors: List[StoredTensor]
 
 
@@ -318,7 +322,7 @@ def convert_report(found: Dict[str, Any]) -> ConvertReport:
                          num_parameters=found["parameters"], num_copies=found["copies"], files=[File(**file) for file in found["files"]],
                          **{name: found[name] for name in ("bytes", "threads", "staging_bytes", "dry_run", "resumed_bytes", "copy_seconds",
                                                            "proof_seconds", "proved", "proof_from_disk", "model_digest", "nonzero_padding",
-                                                           "run_config_problem", "training_notes")})
+                                                           "run_config_problem", "training_notes", "adapter_left_out")})
 
 
 def convert(source: Path, target: Path, *, to: Optional[str] = None, iteration: Iteration = None, hf_config: Optional[Path] = None,
@@ -354,9 +358,9 @@ def convert_adapter(source: Path, target: Path, *, base: Path, to: str, lora_alp
                     tp: int = 1, pp: int = 1, ep: int = 1, etp: Optional[int] = None, vpp: Optional[int] = None,
                     num_layers_in_first_pipeline_stage: Optional[int] = None, num_layers_in_last_pipeline_stage: Optional[int] = None,
                     account_for_embedding_in_pipeline_split: bool = False, account_for_loss_in_pipeline_split: bool = False,
-                    pipeline_model_parallel_layout: str = "", make_vocab_size_divisible_by: int = 128, threads: int = 0, max_memory: Size = "192MiB",
-                    progress: Progress = None) -> AdapterReport:
-    """Converts a LoRA adapter between PEFT, verl and Megatron-Bridge; no element changes: `ferry convert --base`.
+                    pipeline_model_parallel_layout: str = "", make_vocab_size_divisible_by: int = 128, dtype: Dtype = None, threads: int = 0,
+                    max_memory: Size = "192MiB", progress: Progress = None) -> AdapterReport:
+    """Converts a LoRA adapter between PEFT, verl and Megatron-Bridge: `ferry convert --base`.
 
     Args:
         source: an adapter of any of the three forms
@@ -364,8 +368,9 @@ def convert_adapter(source: Path, target: Path, *, base: Path, to: str, lora_alp
         base: the checkpoint that the adapter changes
         to: "peft", "megatron" (Megatron-Bridge's, in the layout of tp, pp, ...), "verl", or "vllm" and "sglang": the factors of each expert
             under names of its own
-        lora_alpha: of an adapter of Megatron-Bridge without a run_config.yaml
+        lora_alpha: of an adapter of Megatron-Bridge or of verl's ranks without run_config.yaml and lora_train_meta.json
         hf_config: a folder with the config.json that a Megatron base lacks
+        dtype: of the target's factors. Default: no element changes
 
     Raises:
         Error: then nothing was published; "layout" for settings that the target's form does not have

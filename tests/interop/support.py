@@ -52,6 +52,12 @@ def load_with_megatron(release, jobs, cases, work):
     return report
 
 
+def verls_merger(*arguments):
+    """-> the finished `python -m verl.model_merger`, of verl 0.9.1's own source"""
+    return subprocess.run([sys.executable, HERE / "python/merge_with_verl.py", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                          env=dict(os.environ, PEERS=str(PEERS)))
+
+
 def ferry_json(*arguments, code=0, **kwargs):
     return json.loads(run_ok(*arguments, "--json", code=code, **kwargs).stdout)
 

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from sharded_runs import sharded_runs
-from support import DATA, HERE, PEERS, ROOT, described, hf_tensors, llama_config, tree, write_hf
+from support import DATA, ROOT, described, hf_tensors, llama_config, tree, verls_merger, write_hf
 
 ferry = pytest.importorskip("ferry", reason="the Python module is not built")
 import ferry.compat.sglang  # noqa: E402
@@ -179,12 +179,6 @@ def test_merge_and_test_have_verls_arguments(backend, work):
     assert merger("test", *common, "--test_hf_dir", HF) == "equal\n"
     write_hf(work / "other", llama_config(**{name: value for name, value in ferry.open(HF).config.items() if name != "head_dim"}), companions={})
     assert "model.norm.weight: values" in merger("test", *common, "--test_hf_dir", work / "other", code=1)
-
-
-def verls_merger(*arguments):
-    """-> the finished `python -m verl.model_merger`, of verl 0.9.1's own source"""
-    return subprocess.run([sys.executable, HERE / "python/merge_with_verl.py", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                          env=dict(os.environ, PEERS=str(PEERS)))
 
 
 def test_verls_own_merger_writes_the_same_weights_and_takes_ours(work):
