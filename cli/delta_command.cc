@@ -1,3 +1,4 @@
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <utility>
@@ -59,12 +60,9 @@ void run_make(const MakeDeltaFlags& flags) {
   }
 }
 
-converter::DeltaChain open_chain(std::span<const std::string> paths) {
-  std::vector<std::unique_ptr<converter::Delta>> deltas;
-  for (const auto& path : paths) {
-    for (auto& delta : converter::open_deltas(path)) deltas.push_back(std::move(delta));
-  }
-  return converter::DeltaChain(std::move(deltas));
+converter::DeltaChain open_chain(std::span<const std::string> names) {
+  const std::vector<std::filesystem::path> paths(names.begin(), names.end());
+  return converter::DeltaChain(paths);
 }
 
 void run_apply(const ApplyDeltaFlags& flags) {
@@ -90,8 +88,7 @@ void run_verify(const VerifyDeltaFlags& flags) {
   options.base = flags.paths.front();
   const auto report = converter::verify_delta(options, chain, make_progress(flags.quiet));
   if (flags.json) {
-    const nlohmann::ordered_json json{{"fits", true}, {"result_model", report.result_digest}};
-    fmt::print("{}\n", json_text(json));
+    fmt::print("{}\n", json_text(verify_delta_json(report)));
   } else if (!flags.quiet) {
     fmt::print("fits     {} tensors, {}; the result is model {}\n", report.num_tensors,
                format_bytes(report.bytes), report.result_digest);

@@ -19,12 +19,7 @@ struct MergeFlags {
 
 void print_merged(const MergeFlags& flags, const converter::MergeReport& report) {
   if (flags.json) {
-    auto json = convert_json(report.converted);
-    json["adapter"] = {{"tensors", report.num_tensors},
-                       {"elements", report.num_elements},
-                       {"changed", report.num_changed},
-                       {"vanished", report.num_vanished}};
-    fmt::print("{}\n", json_text(json));
+    fmt::print("{}\n", json_text(merge_json(report)));
   } else if (!flags.quiet) {
     fmt::print(
         "{}adapter  {} tensors, {} elements: {} changed, {} stayed since the change was less "

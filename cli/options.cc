@@ -95,10 +95,7 @@ converter::Format target_format(const std::string& format,
   if (format == "hf") return converter::Format::kHuggingFace;
   if (format == "h5") return converter::Format::kArchive;
   if (format == "megatron") return converter::Format::kTorchDist;
-  const auto of_base = converter::locate(options.from, options.iteration).format;
-  const bool written =
-      of_base == converter::Format::kArchive || of_base == converter::Format::kTorchDist;
-  return written ? of_base : converter::Format::kHuggingFace;
+  return converter::format_like_source(options);
 }
 
 void add_selection(CLI::App& command, converter::Selection& selection, std::string_view verb) {

@@ -22,25 +22,6 @@ std::string percent(double part, double whole) {
   return fmt::format("{:.4g} %", whole > 0 ? 100 * part / whole : 0.0);
 }
 
-nlohmann::ordered_json split_json(const converter::SplitReport& report, std::int64_t rank) {
-  nlohmann::ordered_json text{{"target", report.written.target.string()},
-                              {"rank", rank},
-                              {"canonical", report.written.canonical},
-                              {"parameters", report.num_parameters},
-                              {"equal", report.num_equal},
-                              {"change", report.change},
-                              {"error", report.error},
-                              {"proved", true},
-                              {"tensors", nlohmann::ordered_json::array()}};
-  for (const auto& tensor : report.tensors) {
-    text["tensors"].push_back({{"name", tensor.name},
-                               {"shape", {tensor.rows, tensor.columns}},
-                               {"change", tensor.change},
-                               {"error", tensor.error}});
-  }
-  return text;
-}
-
 void print_split(const SplitFlags& flags, const converter::SplitReport& report) {
   if (flags.json) return fmt::print("{}\n", json_text(split_json(report, flags.options.rank)));
   if (flags.quiet) return;

@@ -438,6 +438,12 @@ class Conversion {
 
 }  // namespace
 
+Format format_like_source(const ConvertOptions& options) {
+  const auto own = locate(options.from, options.iteration).format;
+  const bool written = own == Format::kArchive || own == Format::kTorchDist;
+  return written ? own : Format::kHuggingFace;
+}
+
 ConvertReport convert(const ConvertOptions& options, const ProgressFunction& progress) {
   Conversion conversion(options, progress);
   try {

@@ -99,6 +99,10 @@ struct ConvertReport {
   std::vector<std::string> training_notes{};
 };
 
+// The format of a target that is options.from, changed: its own where that is written, else that of
+// Hugging Face.
+Format format_like_source(const ConvertOptions& options);
+
 // Throws Error; nothing is published then, and nothing that was there is lost. The first of several
 // ranks reports the conversion; the others' reports say nothing.
 ConvertReport convert(const ConvertOptions& options, const ProgressFunction& progress = {});

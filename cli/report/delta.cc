@@ -71,6 +71,13 @@ nlohmann::ordered_json make_delta_json(const converter::MakeDeltaReport& report)
           {"seconds", report.seconds}};
 }
 
+nlohmann::ordered_json verify_delta_json(const converter::VerifyDeltaReport& report) {
+  return {{"fits", true},
+          {"tensors", report.num_tensors},
+          {"bytes", report.bytes},
+          {"result_model", report.result_digest}};
+}
+
 std::string delta_text(const converter::DeltaSummary& summary, bool tensors) {
   auto text = fmt::format("delta    {}\n", printable(summary.path.string())) + ends_text(summary);
   if (summary.form == converter::DeltaForm::kSlime) {

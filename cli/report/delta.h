@@ -4,6 +4,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 
+#include "converter/delta/apply_delta.h"
 #include "converter/delta/delta.h"
 #include "converter/delta/make_delta.h"
 
@@ -11,6 +12,8 @@ namespace ferry::cli {
 
 std::string make_delta_text(const converter::MakeDeltaReport& report);
 nlohmann::ordered_json make_delta_json(const converter::MakeDeltaReport& report);
+
+nlohmann::ordered_json verify_delta_json(const converter::VerifyDeltaReport& report);
 
 // `tensors`: also each tensor that changed.
 std::string delta_text(const converter::DeltaSummary& summary, bool tensors);

@@ -114,6 +114,34 @@ ordered_json adapter_json(const converter::ConvertAdapterReport& report) {
           {"proved", true}};
 }
 
+ordered_json merge_json(const converter::MergeReport& report) {
+  auto json = convert_json(report.converted);
+  json["adapter"] = {{"tensors", report.num_tensors},
+                     {"elements", report.num_elements},
+                     {"changed", report.num_changed},
+                     {"vanished", report.num_vanished}};
+  return json;
+}
+
+ordered_json split_json(const converter::SplitReport& report, std::int64_t rank) {
+  ordered_json text{{"target", report.written.target.string()},
+                    {"rank", rank},
+                    {"canonical", report.written.canonical},
+                    {"parameters", report.num_parameters},
+                    {"equal", report.num_equal},
+                    {"change", report.change},
+                    {"error", report.error},
+                    {"proved", true},
+                    {"tensors", ordered_json::array()}};
+  for (const auto& tensor : report.tensors) {
+    text["tensors"].push_back({{"name", tensor.name},
+                               {"shape", {tensor.rows, tensor.columns}},
+                               {"change", tensor.change},
+                               {"error", tensor.error}});
+  }
+  return text;
+}
+
 ordered_json inspect_json(const converter::InspectReport& report, std::string_view filter) {
   ordered_json json;
   json["path"] = report.location.folder.string();

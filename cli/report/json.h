@@ -1,11 +1,14 @@
 // The same reports for programs.
 #pragma once
 
+#include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 
 #include "converter/adapter/convert_adapter.h"
+#include "converter/adapter/merge_adapter.h"
+#include "converter/adapter/split_adapter.h"
 #include "converter/convert.h"
 #include "converter/diff.h"
 #include "converter/digest_checkpoint.h"
@@ -17,6 +20,8 @@ namespace ferry::cli {
 
 nlohmann::ordered_json convert_json(const converter::ConvertReport& report);
 nlohmann::ordered_json adapter_json(const converter::ConvertAdapterReport& report);
+nlohmann::ordered_json merge_json(const converter::MergeReport& report);
+nlohmann::ordered_json split_json(const converter::SplitReport& report, std::int64_t rank);
 nlohmann::ordered_json inspect_json(const converter::InspectReport& report,
                                     std::string_view filter);
 nlohmann::ordered_json verify_json(const converter::VerifyReport& report);

@@ -20,11 +20,22 @@ bool keeps_quantized(const DeltaChain& chain, const std::filesystem::path& base)
   });
 }
 
+std::vector<std::unique_ptr<Delta>> open_all(std::span<const std::filesystem::path> paths) {
+  std::vector<std::unique_ptr<Delta>> deltas;
+  for (const auto& path : paths) {
+    for (auto& delta : open_deltas(path)) deltas.push_back(std::move(delta));
+  }
+  return deltas;
+}
+
 }  // namespace
 
 DeltaChain::DeltaChain(std::vector<std::unique_ptr<Delta>> deltas) : deltas_(std::move(deltas)) {
   require_chain(deltas_);
 }
+
+DeltaChain::DeltaChain(std::span<const std::filesystem::path> paths)
+    : DeltaChain(open_all(paths)) {}
 
 distckpt::Digest DeltaChain::identity() const {
   distckpt::RunningDigest all;

@@ -20,6 +20,8 @@ class DeltaChain : public Amendment {
  public:
   // Throws Error(kLayout) where a delta does not follow the one before it.
   explicit DeltaChain(std::vector<std::unique_ptr<Delta>> deltas);
+  // The deltas at the paths, as open_deltas() opens each.
+  explicit DeltaChain(std::span<const std::filesystem::path> paths);
 
   const std::vector<std::unique_ptr<Delta>>& deltas() const { return deltas_; }
 

@@ -18,6 +18,10 @@ std::optional<converter::Format> format_of(const Options& options) {
   return converter::Format::kArchive;
 }
 
+std::filesystem::path path_of_bytes(const std::vector<unsigned char>& bytes) {
+  return std::string(bytes.begin(), bytes.end());
+}
+
 // The value that `parse` makes of a name; nothing where none is given.
 template <typename Parse>
 auto named(const Options& options, const char* option, const char* known, Parse&& parse) {
@@ -25,6 +29,11 @@ auto named(const Options& options, const char* option, const char* known, Parse&
   auto value = parse(name);
   require(name.empty() || value, ErrorKind::kUsage, "{}={}: is none of {}", option, name, known);
   return value;
+}
+
+converter::AdapterForm adapter_form_of(const Options& options) {
+  return named(options, "to", "peft, megatron, verl, vllm, sglang", converter::adapter_form)
+      .value_or(converter::AdapterForm::kPeft);
 }
 
 converter::DryRun dry_run_of(const Options& options) {
@@ -40,8 +49,18 @@ converter::DryRun dry_run_of(const Options& options) {
 std::filesystem::path Options::path(const char* name) const {
   const auto at = json_.find(name);
   if (at == json_.end() || !at->is_array()) return get<std::string>(name);
-  const auto bytes = get<std::vector<unsigned char>>(name);
-  return std::string(bytes.begin(), bytes.end());
+  return path_of_bytes(get<std::vector<unsigned char>>(name));
+}
+
+std::vector<std::filesystem::path> Options::paths(const char* name) const {
+  std::vector<std::filesystem::path> found;
+  for (const auto& one : get<std::vector<nlohmann::json>>(name)) {
+    require(one.is_string() || one.is_array(), ErrorKind::kUsage, "{}: {} is no path", name,
+            one.dump());
+    found.push_back(one.is_string() ? std::filesystem::path(one.get<std::string>())
+                                    : path_of_bytes(one.get<std::vector<unsigned char>>()));
+  }
+  return found;
 }
 
 int Options::threads() const {
@@ -137,16 +156,79 @@ converter::ConvertOptions convert_options(const Options& options) {
 }
 
 converter::ConvertAdapterOptions adapter_options(const Options& options) {
-  const auto form =
-      named(options, "to", "peft, megatron, verl, vllm, sglang", converter::adapter_form);
   return {.from = options.path("source"),
           .to = options.path("target"),
           .base = options.path("base"),
           .hf_config = options.path("hf_config"),
-          .form = form.value_or(converter::AdapterForm::kPeft),
+          .form = adapter_form_of(options),
           .parallel = options.parallel(),
           .alpha = options.find<double>("lora_alpha"),
           .dtype = options.dtype(),
+          .threads = options.threads(),
+          .max_memory = options.bytes("max_memory", kMaxMemory, 1)};
+}
+
+converter::ConvertOptions changed_options(const Options& options) {
+  auto result = convert_options(options);
+  if (!result.format) result.format = converter::format_like_source(result);
+  return result;
+}
+
+converter::AdapterToMerge merged_adapter(const Options& options) {
+  return {.path = options.path("adapter"), .alpha = options.find<double>("lora_alpha")};
+}
+
+converter::SplitOptions split_options(const Options& options) {
+  constexpr std::int64_t kMostRank = 65536;
+  const auto rank = options.get<std::int64_t>("rank");
+  require(rank >= 1 && rank <= kMostRank, ErrorKind::kUsage, "rank={}: is not in 1 ... {}", rank,
+          kMostRank);
+  return {.base = options.path("base"),
+          .tuned = options.path("tuned"),
+          .to = options.path("target"),
+          .base_iteration = options.iteration("base_iteration"),
+          .tuned_iteration = options.iteration("tuned_iteration"),
+          .hf_config = options.path("hf_config"),
+          .selection = options.selection(),
+          .rank = rank,
+          .form = adapter_form_of(options),
+          .parallel = options.parallel(),
+          .threads = options.threads(),
+          .max_memory = options.bytes("max_memory", kMaxMemory, 1)};
+}
+
+converter::MakeDeltaOptions make_delta_options(const Options& options) {
+  using converter::DeltaTarget;
+  const auto form =
+      named(options, "to", "ferry, slime, vllm",
+            [](const std::string& name) -> std::optional<DeltaTarget> {
+              if (name == "ferry") return DeltaTarget::kFerry;
+              if (name == "slime") return DeltaTarget::kSlime;
+              return name == "vllm" ? std::optional(DeltaTarget::kVllm) : std::nullopt;
+            })
+          .value_or(DeltaTarget::kFerry);
+  const auto version = options.find<std::int64_t>("version");
+  constexpr std::int64_t kMostVersion = 999'999;
+  require(!version || form == DeltaTarget::kSlime, ErrorKind::kUsage,
+          "version: only slime's folders have versions");
+  require(!version || (*version >= 1 && *version <= kMostVersion), ErrorKind::kUsage,
+          "version={}: is not in 1 ... {}", version.value_or(0), kMostVersion);
+  return {.ends = {.left = options.path("base"),
+                   .right = options.path("new"),
+                   .left_iteration = options.iteration("base_iteration"),
+                   .right_iteration = options.iteration("new_iteration"),
+                   .hf_config = options.path("hf_config"),
+                   .threads = options.threads(),
+                   .max_memory = options.bytes("max_memory", kMaxMemory, 1)},
+          .to = options.path("target"),
+          .form = form,
+          .version = version};
+}
+
+converter::VerifyDeltaOptions verify_delta_options(const Options& options) {
+  return {.base = options.path("base"),
+          .iteration = options.iteration(),
+          .hf_config = options.path("hf_config"),
           .threads = options.threads(),
           .max_memory = options.bytes("max_memory", kMaxMemory, 1)};
 }

@@ -8,11 +8,16 @@
 #include <string>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "converter/adapter/convert_adapter.h"
+#include "converter/adapter/merge_adapter.h"
+#include "converter/adapter/split_adapter.h"
 #include "converter/bridge/tensor_stream.h"
 #include "converter/checkpoint_pair.h"
 #include "converter/convert.h"
+#include "converter/delta/apply_delta.h"
+#include "converter/delta/make_delta.h"
 #include "converter/digest_checkpoint.h"
 #include "models/spec/parallel_config.h"
 
@@ -45,6 +50,7 @@ class Options {
   }
   // Text, or the bytes of a name that is not UTF-8 as an array of numbers.
   std::filesystem::path path(const char* name) const;
+  std::vector<std::filesystem::path> paths(const char* name) const;
   // Threads, 0 for one per core.
   int threads() const;
   // A number of bytes of at least `least`.
@@ -61,6 +67,12 @@ class Options {
 
 converter::ConvertOptions convert_options(const Options& options);
 converter::ConvertAdapterOptions adapter_options(const Options& options);
+// Of a base that is changed: its own format is the default.
+converter::ConvertOptions changed_options(const Options& options);
+converter::AdapterToMerge merged_adapter(const Options& options);
+converter::SplitOptions split_options(const Options& options);
+converter::MakeDeltaOptions make_delta_options(const Options& options);
+converter::VerifyDeltaOptions verify_delta_options(const Options& options);
 converter::PairOptions pair_options(const Options& options);
 converter::DigestOptions digest_options(const Options& options);
 converter::StreamOptions stream_options(const Options& options);

@@ -6,6 +6,8 @@
         weight = tensor.torch()
 """
 from . import _ferry
+from ._changes import (ChangedTensor, DeltaReport, DeltaSummary, DeltaVerifyReport, MergeReport, SplitReport, SplitTensor, delta_apply, delta_inspect,
+                       delta_make, delta_verify, merge, split)
 from ._checkpoint import Checkpoint, Into, TensorInfo, open
 from ._errors import Error
 from ._progress import Progress, ProgressCallback
@@ -18,8 +20,9 @@ from ._tensor import Tensor
 
 __version__ = _ferry.version
 __all__ = [
-    "AdapterReport", "CheckReport", "Checkpoint", "Chunk", "ConvertReport", "DiffReport", "Difference", "Error", "File", "InspectReport", "Into", "LayerDiff",
-    "LoadReport", "Manifest", "ManifestFile", "ManifestTensor", "Place", "Progress", "ProgressCallback", "SafeSlice", "SaveReport", "StoredTensor", "Tensor",
-    "TensorDiff", "TensorDifference", "TensorInfo", "VerifyReport", "check", "convert", "convert_adapter", "diff", "digest", "inspect", "load_file",
-    "load_into", "open", "safe_open", "save", "save_from", "verify"
+    "AdapterReport", "ChangedTensor", "CheckReport", "Checkpoint", "Chunk", "ConvertReport", "DeltaReport", "DeltaSummary", "DeltaVerifyReport", "DiffReport",
+    "Difference", "Error", "File", "InspectReport", "Into", "LayerDiff", "LoadReport", "Manifest", "ManifestFile", "ManifestTensor", "MergeReport", "Place",
+    "Progress", "ProgressCallback", "SafeSlice", "SaveReport", "SplitReport", "SplitTensor", "StoredTensor", "Tensor", "TensorDiff", "TensorDifference",
+    "TensorInfo", "VerifyReport", "check", "convert", "convert_adapter", "delta_apply", "delta_inspect", "delta_make", "delta_verify", "diff", "digest",
+    "inspect", "load_file", "load_into", "merge", "open", "safe_open", "save", "save_from", "split", "verify"
 ]

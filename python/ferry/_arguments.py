@@ -3,11 +3,12 @@ import json
 import math
 import operator
 import os
-from typing import Any, Dict, Optional, Sequence, Union
+from typing import Any, Dict, List, Optional, Sequence, Union
 
 from ._errors import Error
 
 Path = Union[str, "os.PathLike[str]"]
+Paths = Union[Path, Sequence[Path]]
 Iteration = Union[int, str, None]
 Size = Union[int, str, None]
 Dtype = Any
@@ -42,6 +43,22 @@ def whole(value: Any, name: str) -> int:
     return number
 
 
+def _path(value: Any) -> Any:
+    """-> text; JSON has no place for a name that is not UTF-8: its bytes"""
+    text = os.fsdecode(value)
+    return list(os.fsencode(text)) if any("\ud800" <= letter <= "\udfff" for letter in text) else text
+
+
+def paths(value: Paths, name: str) -> List[Any]:
+    """-> one path or several as a list"""
+    if isinstance(value, (str, bytes, os.PathLike)):
+        return [_path(value)]
+    try:
+        return [_path(one) for one in value]
+    except TypeError:
+        raise Error("usage", f"{name}: {value!r} are no paths") from None
+
+
 def plain(options: Dict[str, Any]) -> str:
     """-> JSON: paths and iterations as text, sizes in bytes, dtypes by their short names, one glob as a list"""
     for name in list(options):
@@ -56,9 +73,7 @@ def plain(options: Dict[str, Any]) -> str:
         elif name in ("include", "exclude") and isinstance(value, str):
             options[name] = [value]
         elif isinstance(value, (str, bytes, os.PathLike)):
-            text = os.fsdecode(value)
-            # JSON has no place for a name that is not UTF-8.
-            options[name] = list(os.fsencode(text)) if any("\ud800" <= letter <= "\udfff" for letter in text) else text
+            options[name] = _path(value)
         elif isinstance(value, tuple):
             options[name] = list(value)
         elif isinstance(value, float) and not math.isfinite(value):

@@ -311,7 +311,7 @@ class InspectReport:
     tensors: List[StoredTensor]
 
 
-def _report(act: str, options: Dict[str, Any], progress: Progress = False) -> Dict[str, Any]:
+def report(act: str, options: Dict[str, Any], progress: Progress = False) -> Dict[str, Any]:
     with reporting(progress) as callback:
         found: Dict[str, Any] = json.loads(_ferry.report(act, plain(options), callback))
     return found
@@ -351,7 +351,7 @@ def convert(source: Path, target: Path, *, to: Optional[str] = None, iteration: 
         Error: then nothing was published, and nothing that was there is lost. KeyboardInterrupt likewise: resume=True goes on.
     """
     options = {name: value for name, value in locals().items() if name != "progress"}
-    return convert_report(_report("convert", options, progress))
+    return convert_report(report("convert", options, progress))
 
 
 def convert_adapter(source: Path, target: Path, *, base: Path, to: str, lora_alpha: Optional[float] = None, hf_config: Optional[Path] = None,
@@ -376,7 +376,7 @@ def convert_adapter(source: Path, target: Path, *, base: Path, to: str, lora_alp
         Error: then nothing was published; "layout" for settings that the target's form does not have
     """
     options = {name: value for name, value in locals().items() if name != "progress"}
-    return AdapterReport(**_report("convert_adapter", options, progress))
+    return AdapterReport(**report("convert_adapter", options, progress))
 
 
 def _differences(found: List[Dict[str, Any]]) -> List[TensorDifference]:
@@ -394,7 +394,7 @@ def verify(left: Path, right: Path, *, left_iteration: Iteration = None, right_i
         include, exclude: globs over Hugging Face names
     """
     options = {name: value for name, value in locals().items() if name != "progress"}
-    found = _report("verify", options, progress)
+    found = report("verify", options, progress)
     found["num_compared"] = found.pop("compared")
     found["tensors"] = _differences(found["tensors"])
     return VerifyReport(**found)
@@ -414,7 +414,7 @@ def diff(left: Path, right: Path, *, left_iteration: Iteration = None, right_ite
          progress: Progress = None) -> DiffReport:
     """How the weights of two checkpoints differ, per tensor and per layer: `ferry diff`. Arguments as in verify()."""
     options = {name: value for name, value in locals().items() if name != "progress"}
-    found = _report("diff", options, progress)
+    found = report("diff", options, progress)
     return DiffReport(identical=found["identical"], left=Place(**found["left"]), right=Place(**found["right"]), family=found["family"],
                       num_changed=found["changed_tensors"], bytes=found["bytes"], total=_difference(found["total"]),
                       outside_layers=_layer(found["outside_layers"]), layers=[_layer(layer) for layer in found["layers"]],
@@ -450,7 +450,7 @@ def check(path: Path, manifest: Path, *, iteration: Iteration = None, hf_config:
         Error: "corrupt" if the file is no manifest
     """
     options = {name: value for name, value in locals().items() if name != "progress"}
-    return CheckReport(**_report("check", options, progress))
+    return CheckReport(**report("check", options, progress))
 
 
 def inspect(path: Path, *, iteration: Iteration = None, hf_config: Optional[Path] = None, filter: str = "") -> InspectReport:
@@ -459,7 +459,7 @@ def inspect(path: Path, *, iteration: Iteration = None, hf_config: Optional[Path
     Args:
         filter: a glob over the names as they are stored
     """
-    found = _report("inspect", dict(locals()))
+    found = report("inspect", dict(locals()))
     found["tensors"] = [
         StoredTensor(one["name"], one["dtype"], tuple(one["shape"]), [
             Chunk(chunk["file"], chunk["offset"], chunk["length"], tuple(chunk["offsets"]), tuple(chunk["sizes"])) for chunk in one["chunks"]

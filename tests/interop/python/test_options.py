@@ -25,12 +25,17 @@ FUNCTIONS = {
     "diff": ("diff", {**QUIET, **PAGES}),
     "digest": ("digest", {**QUIET, **WRITES}),
     "inspect": ("inspect", REPORTS),
+    "merge": ("merge", QUIET),
+    "split": ("split", {**QUIET, "tensors": "SplitReport.tensors is a list"}),
+    "delta_make": ("delta make", QUIET),
+    "delta_apply": ("delta apply", QUIET),
+    "delta_verify": ("delta verify", QUIET),
 }
 
 
 def options_of(command):
     """The first long name of each option in the subcommand's --help: --tp of --tp,--tensor-model-parallel-size."""
-    text = subprocess.run([FERRY, command, "--help"], stdout=subprocess.PIPE, text=True, check=True).stdout
+    text = subprocess.run([FERRY, *command.split(), "--help"], stdout=subprocess.PIPE, text=True, check=True).stdout
     found = [re.search(r"--([a-z0-9-]+)", line)[1].replace("-", "_") for line in text.splitlines() if re.match(r"  -", line)]
     assert len(found) > 4
     return {RENAMED.get(name, name) for name in found}

@@ -76,6 +76,9 @@ def report(source: Path, folder: Path) -> None:
     assert_type(ferry.verify(source, folder / "megatron").tensors, List[ferry.TensorDifference])
     assert_type(ferry.inspect(folder / "megatron").saved_with, Optional[Dict[str, int]])
     assert_type(ferry.digest(source).model, str)
+    assert_type(ferry.delta_make(source, folder / "megatron", folder / "delta").changed_elements, int)
+    assert_type(ferry.delta_apply(source, [folder / "delta"], folder / "applied"), ferry.ConvertReport)
+    assert_type(ferry.delta_inspect(folder / "delta")[0].changed, List[ferry.ChangedTensor])
     assert_type(megatron_bridge.AutoBridge.from_hf_pretrained(source).export_ckpt(folder / "megatron", folder / "back", False), ferry.ConvertReport)
     for name, weight in vllm.weights_iterator(folder / "back", {"threads": 1}):
         assert_type(name, str)
@@ -94,6 +97,8 @@ def wrong_programs(checkpoint: ferry.Checkpoint) -> None:
     checkpoint.tensors(into={"norm": 1}, tp="2")  # type: ignore[arg-type]
     ferry.open(3)  # type: ignore[arg-type]
     ferry.convert("hf")  # type: ignore[call-arg]
+    ferry.split("hf", "tuned", "adapter")  # type: ignore[call-arg]
+    ferry.merge("hf", "adapter", "merged").converted = None  # type: ignore[misc, assignment]
     ferry.save("hf", {}, to="hf")  # type: ignore[call-arg]
     ferry.verify("left", "right").identical = True  # type: ignore[misc]
     for _, tensor in checkpoint.tensors():
