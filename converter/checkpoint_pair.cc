@@ -101,8 +101,10 @@ std::string describe(const UnpairedTensor& tensor) {
                      tensor.detail);
 }
 
-CheckpointPair::CheckpointPair(const PairOptions& options)
-    : options_(options), keep_quantized_(quantized_alike(options.left, options.right)) {
+CheckpointPair::CheckpointPair(const PairOptions& options, bool without_adapter)
+    : options_(options),
+      keep_quantized_(quantized_alike(options.left, options.right)),
+      without_adapter_(without_adapter) {
   left_ = open_side(options_.left, options_.left_iteration);
   right_ = open_side(options_.right, options_.right_iteration);
   require(options_.hf_config.empty() || hf_config_used_, ErrorKind::kUsage,
@@ -120,7 +122,7 @@ Checkpoint CheckpointPair::open_side(const fs::path& path,
                   .hf_config = {},
                   .keep_quantized = keep_quantized_,
                   .incomplete = true,
-                  .without_adapter = true};
+                  .without_adapter = without_adapter_};
   if (!locate(path, iteration).has_own_config()) {
     how.hf_config = options_.hf_config;
     hf_config_used_ = true;

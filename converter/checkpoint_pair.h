@@ -44,8 +44,8 @@ std::string describe(const UnpairedTensor& tensor);     // "is on the left only"
 class CheckpointPair {
  public:
   // Opens both and plans the comparison; reads no tensor but derived ones. Throws Error as `open`
-  // does.
-  explicit CheckpointPair(const PairOptions& options);
+  // does. `without_adapter` is OpenOptions' of both; notes() then say it.
+  explicit CheckpointPair(const PairOptions& options, bool without_adapter = false);
 
   const Checkpoint& left() const { return left_; }
   const Checkpoint& right() const { return right_; }
@@ -86,6 +86,7 @@ class CheckpointPair {
 
   PairOptions options_;
   bool keep_quantized_ = false;
+  bool without_adapter_ = false;
   Checkpoint left_;
   Checkpoint right_;
   bool hf_config_used_ = false;

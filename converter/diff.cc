@@ -153,7 +153,7 @@ class Tabulator {
 
 DiffReport diff(const PairOptions& options, const ProgressFunction& progress) {
   const distckpt::Stopwatch stopwatch;
-  CheckpointPair pair(options);
+  CheckpointPair pair(options, /*without_adapter=*/true);
   auto differences = compare(pair, progress);
   DiffReport report{.left = pair.left().location.folder,
                     .right = pair.right().location.folder,

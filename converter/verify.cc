@@ -38,7 +38,10 @@ struct TensorDifference {
 class Verification {
  public:
   Verification(const PairOptions& pair, bool weights_only)
-      : weights_only_(weights_only), pair_(pair), left_(pair_.left()), right_(pair_.right()) {}
+      : weights_only_(weights_only),
+        pair_(pair, /*without_adapter=*/true),
+        left_(pair_.left()),
+        right_(pair_.right()) {}
 
   VerifyReport run(const ProgressFunction& progress) {
     report_.left = left_.location.folder;

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
 #include "cli/report/text.h"
 #include "distckpt/base/printable.h"
@@ -54,30 +53,6 @@ std::string make_delta_text(const converter::MakeDeltaReport& report) {
   return text;
 }
 
-nlohmann::ordered_json make_delta_json(const converter::MakeDeltaReport& report) {
-  return {{"base", report.base.string()},
-          {"result", report.result.string()},
-          {"delta", report.target.string()},
-          {"base_model", report.base_digest},
-          {"result_model", report.result_digest},
-          {"tensors", report.num_tensors},
-          {"changed_tensors", report.num_changed_tensors},
-          {"elements", report.num_elements},
-          {"changed_elements", report.num_changed},
-          {"model_bytes", report.model_bytes},
-          {"delta_bytes", report.stored_bytes},
-          {"files", report.files},
-          {"notes", report.notes},
-          {"seconds", report.seconds}};
-}
-
-nlohmann::ordered_json verify_delta_json(const converter::VerifyDeltaReport& report) {
-  return {{"fits", true},
-          {"tensors", report.num_tensors},
-          {"bytes", report.bytes},
-          {"result_model", report.result_digest}};
-}
-
 std::string delta_text(const converter::DeltaSummary& summary, bool tensors) {
   auto text = fmt::format("delta    {}\n", printable(summary.path.string())) + ends_text(summary);
   if (summary.form == converter::DeltaForm::kSlime) {
@@ -100,31 +75,6 @@ std::string delta_text(const converter::DeltaSummary& summary, bool tensors) {
         tensor.num_changed ? fmt::format(", {} elements", format_count(*tensor.num_changed)) : "");
   }
   return text;
-}
-
-nlohmann::ordered_json delta_json(const converter::DeltaSummary& summary) {
-  nlohmann::ordered_json json{{"delta", summary.path.string()}};
-  if (summary.form == converter::DeltaForm::kSlime) {
-    json["form"] = "slime";
-    json["encoding"] = summary.encoding;
-    json["version"] = summary.version;
-    json["base_version"] = summary.base_version;
-  } else {
-    json["form"] = "ferry";
-    json["base_model"] = summary.base_digest;
-    json["result_model"] = summary.result_digest;
-    json["tensors"] = summary.num_tensors;
-    json["model_bytes"] = summary.model_bytes;
-    json["files"] = summary.files;
-  }
-  json["delta_bytes"] = summary.stored_bytes;
-  auto& changed = json["changed"] = nlohmann::ordered_json::array();
-  for (const auto& tensor : summary.tensors) {
-    nlohmann::ordered_json entry{{"tensor", tensor.name}, {"bytes", tensor.stored_bytes}};
-    if (tensor.num_changed) entry["elements"] = *tensor.num_changed;
-    changed.push_back(std::move(entry));
-  }
-  return json;
 }
 
 }  // namespace ferry::cli

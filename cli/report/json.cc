@@ -142,6 +142,55 @@ ordered_json split_json(const converter::SplitReport& report, std::int64_t rank)
   return text;
 }
 
+ordered_json make_delta_json(const converter::MakeDeltaReport& report) {
+  return {{"base", report.base.string()},
+          {"result", report.result.string()},
+          {"delta", report.target.string()},
+          {"base_model", report.base_digest},
+          {"result_model", report.result_digest},
+          {"tensors", report.num_tensors},
+          {"changed_tensors", report.num_changed_tensors},
+          {"elements", report.num_elements},
+          {"changed_elements", report.num_changed},
+          {"model_bytes", report.model_bytes},
+          {"delta_bytes", report.stored_bytes},
+          {"files", report.files},
+          {"notes", report.notes},
+          {"seconds", report.seconds}};
+}
+
+ordered_json verify_delta_json(const converter::VerifyDeltaReport& report) {
+  return {{"fits", true},
+          {"tensors", report.num_tensors},
+          {"bytes", report.bytes},
+          {"result_model", report.result_digest}};
+}
+
+ordered_json delta_json(const converter::DeltaSummary& summary) {
+  ordered_json json{{"delta", summary.path.string()}};
+  if (summary.form == converter::DeltaForm::kSlime) {
+    json["form"] = "slime";
+    json["encoding"] = summary.encoding;
+    json["version"] = summary.version;
+    json["base_version"] = summary.base_version;
+  } else {
+    json["form"] = "ferry";
+    json["base_model"] = summary.base_digest;
+    json["result_model"] = summary.result_digest;
+    json["tensors"] = summary.num_tensors;
+    json["model_bytes"] = summary.model_bytes;
+    json["files"] = summary.files;
+  }
+  json["delta_bytes"] = summary.stored_bytes;
+  auto& changed = json["changed"] = ordered_json::array();
+  for (const auto& tensor : summary.tensors) {
+    ordered_json entry{{"tensor", tensor.name}, {"bytes", tensor.stored_bytes}};
+    if (tensor.num_changed) entry["elements"] = *tensor.num_changed;
+    changed.push_back(std::move(entry));
+  }
+  return json;
+}
+
 ordered_json inspect_json(const converter::InspectReport& report, std::string_view filter) {
   ordered_json json;
   json["path"] = report.location.folder.string();

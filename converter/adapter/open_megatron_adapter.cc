@@ -46,8 +46,7 @@ class MegatronAdapterOpener {
     const auto stored = distckpt::read_torch_dist(location_.folder);
     std::vector<const distckpt::TorchDistTensor*> factors;
     for (const auto& tensor : stored.tensors) {
-      if (is_training_state(tensor.key) || tensor.key.find(".adapter.") == std::string::npos)
-        continue;
+      if (is_training_state(tensor.key) || !is_adapter_key(tensor.key)) continue;
       factors.push_back(&tensor);
       by_key_.emplace(models::strip_wrappers(tensor.key), &tensor);
     }

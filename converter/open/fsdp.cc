@@ -133,13 +133,8 @@ class FsdpReader {
 Stored read_fsdp(const Location& location, const OpenOptions& options) {
   auto stored = FsdpReader(location, FsdpPart::kModel).read();
   const bool alone = stored.layout.tensors().empty();
-  if (stored.num_adapter_tensors > 0 && (alone || !options.without_adapter)) {
-    throw Error(ErrorKind::kUsage,
-                fmt::format("{}: holds a LoRA adapter {}", location.folder.string(),
-                            alone ? "without a model"
-                                  : "beside the model, which would be taken without it"),
-                std::string(kAdapterHint));
-  }
+  if (stored.num_adapter_tensors > 0 && (alone || !options.without_adapter))
+    refuse_adapter(location, alone);
   stored.hf = hf_form_of(location, options);
   return stored;
 }

@@ -1,11 +1,13 @@
 // Megatron-Core's distributed checkpoint.
 #include "distckpt/formats/torch_dist.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
 #include "converter/families/megatron_links.h"
 #include "converter/open/formats.h"
+#include "converter/open/verl_lora.h"
 #include "converter/stored/sidecar.h"
 #include "distckpt/storage/source_tree.h"
 
@@ -28,6 +30,8 @@ Stored read_torch_dist(const Location& location, const OpenOptions& options) {
       model.push_back(&tensor);
     }
   }
+  if (!model.empty() && std::ranges::all_of(model, is_adapter_key, &distckpt::TorchDistTensor::key))
+    refuse_adapter(location, /*alone=*/true);
   auto resolved = distckpt::resolve_layout(checkpoint, model);
   stored.layout = std::move(resolved.layout);
   stored.checksums = std::move(resolved.checksums);

@@ -52,6 +52,18 @@ bool is_lora_factor(std::string_view name) {
   return name.starts_with(kPeftPrefix) && name.find(kLoraPart) != name.npos;
 }
 
+bool is_adapter_key(std::string_view key) {
+  return key.find(".adapter.") != key.npos;
+}
+
+void refuse_adapter(const Location& location, bool alone) {
+  throw Error(
+      ErrorKind::kUsage,
+      fmt::format("{}: holds a LoRA adapter {}", location.folder.string(),
+                  alone ? "without a model" : "beside the model, which would be taken without it"),
+      std::string(kAdapterHint));
+}
+
 std::string name_in_base(std::string_view name, const std::string& source) {
   if (!name.starts_with(kPeftPrefix)) return std::string(name);
   require(name.find(kTrainedWhole) == name.npos, ErrorKind::kLayout,

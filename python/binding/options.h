@@ -67,7 +67,7 @@ class Options {
 
 converter::ConvertOptions convert_options(const Options& options);
 converter::ConvertAdapterOptions adapter_options(const Options& options);
-// Of a base that is changed: its own format is the default.
+// Options of a changed base, whose own format is the target's default.
 converter::ConvertOptions changed_options(const Options& options);
 converter::AdapterToMerge merged_adapter(const Options& options);
 converter::SplitOptions split_options(const Options& options);

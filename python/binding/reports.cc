@@ -3,7 +3,6 @@
 #include <string>
 #include <string_view>
 
-#include "cli/report/delta.h"
 #include "cli/report/json.h"
 #include "converter/convert.h"
 #include "converter/diff.h"

@@ -131,6 +131,11 @@ TEST_F(OpenAdapter, RefusesAMagnitudeWithoutFactors) {
   EXPECT_TRUE(refuses(ErrorKind::kCorrupt, {"k_proj", "its factors are missing"}));
 }
 
+TEST_F(OpenAdapter, RefusesDoraWithoutMagnitudes) {  // as Megatron-Bridge exports it
+  write_peft(dir_ / "adapter", attention(false), R"(, "use_dora": true)");
+  EXPECT_TRUE(refuses(ErrorKind::kLayout, {"use_dora is set, but 0 of 3 modules have magnitudes"}));
+}
+
 TEST_F(OpenAdapter, RefusesAFactorThatIsNoMatrix) {
   write_with(stored_tensor("base_model.model." + kAttention + "k_proj.lora_A.weight", {32},
                            std::vector<float>(32)),
@@ -145,7 +150,7 @@ TEST_F(OpenAdapter, RefusesOneThatChangesNothing) {
 
 TEST_F(OpenAdapter, RefusesACheckpointThatIsNoAdapter) {
   EXPECT_TRUE(fails(ErrorKind::kLayout,
-                    {"base", "expected an adapter of PEFT, or one of Megatron-Bridge"},
+                    {"base", "expected an adapter of PEFT or verl, or one of Megatron-Bridge"},
                     [&] { opened("base"); }));
   convert({.from = dir_ / "base", .to = dir_ / "megatron"});
   EXPECT_TRUE(fails(ErrorKind::kLayout, {"megatron", "holds no factors of an adapter"},
@@ -207,8 +212,28 @@ TEST_F(OpenMegatronAdapter, IsToldItsAlphaWhereItDoesNotSayIt) {
   forget_alpha();
   ASSERT_FALSE(configs_.empty());
   EXPECT_TRUE(
-      refuses(ErrorKind::kLayout, {"run_config.yaml says the adapter's alpha", "--lora-alpha"}));
+      refuses(ErrorKind::kLayout,
+              {"neither a run_config.yaml nor a lora_train_meta.json says the adapter's alpha",
+               "--lora-alpha"}));
   EXPECT_EQ(opened("adapter", {.alpha = 3}).scaling.at(0), 1.5F);
+}
+
+TEST_F(OpenMegatronAdapter, TakesAlphaFromVerlsRecordWhereItDoesNotSayIt) {
+  write(attention(true), 1);
+  const auto record = dir_ / "adapter" / "iter_0000000" / kVerlLoraRecord;
+  distckpt::write_text(record, R"({"r": 2, "lora_alpha": 5})");
+  EXPECT_EQ(opened().scaling.at(0), 2.0F);  // its own
+  forget_alpha();
+  EXPECT_EQ(opened().scaling.at(0), 2.5F);
+  EXPECT_EQ(opened("adapter", {.alpha = 3}).scaling.at(0), 1.5F);
+  distckpt::write_text(record, R"({"r": 2, "lora_alpha": 0})");
+  EXPECT_TRUE(refuses(ErrorKind::kLayout, {"lora_train_meta.json", "--lora-alpha"}));
+}
+
+TEST_F(OpenMegatronAdapter, IsNoModel) {
+  write(attention(true), 1);
+  EXPECT_TRUE(fails(ErrorKind::kUsage, {"holds a LoRA adapter without a model", "ferry merge"},
+                    [&] { open(dir_ / "adapter"); }));
 }
 
 TEST_F(OpenMegatronAdapter, TakesAlphaFromTheSectionOfPeftAlone) {

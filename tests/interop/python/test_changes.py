@@ -58,9 +58,9 @@ def test_an_adapter_is_split_out_and_merged_as_the_program_does(ends, work):
 def test_a_merge_has_a_layout_and_a_split_a_form(ends, work):
     base, tuned = ends
     seen = []
-    ferry.split(str(base), os.fspath(tuned), work / "mb", rank=1, to="megatron", tp=2, exclude=NORMS, progress=lambda stage, *_: seen.append(stage))
+    ferry.split(str(base), os.fspath(tuned), work / "mb", rank=2, to="megatron", tp=2, exclude=NORMS, progress=lambda stage, *_: seen.append(stage))
     assert seen
-    ferry.merge(base, work / "mb", work / "merged", to="megatron", tp=2, lora_alpha=1)
+    ferry.merge(base, work / "mb", work / "merged", to="megatron", tp=2, lora_alpha=2)
     run_ok("merge", base, work / "mb", work / "other", "--to", "megatron", "--tp", "2")
     assert digest_of(work / "merged") == digest_of(work / "other") != digest_of(base)
     ferry.convert(base, work / "megatron")

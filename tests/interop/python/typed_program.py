@@ -76,8 +76,8 @@ def report(source: Path, folder: Path) -> None:
     assert_type(ferry.verify(source, folder / "megatron").tensors, List[ferry.TensorDifference])
     assert_type(ferry.inspect(folder / "megatron").saved_with, Optional[Dict[str, int]])
     assert_type(ferry.digest(source).model, str)
-    assert_type(ferry.delta_make(source, folder / "megatron", folder / "delta").changed_elements, int)
-    assert_type(ferry.delta_apply(source, [folder / "delta"], folder / "applied"), ferry.ConvertReport)
+    assert_type(ferry.delta_make(folder / "megatron", folder / "megatron", folder / "delta").changed_elements, int)
+    assert_type(ferry.delta_apply(folder / "megatron", [folder / "delta"], folder / "applied"), ferry.ConvertReport)
     assert_type(ferry.delta_inspect(folder / "delta")[0].changed, List[ferry.ChangedTensor])
     assert_type(megatron_bridge.AutoBridge.from_hf_pretrained(source).export_ckpt(folder / "megatron", folder / "back", False), ferry.ConvertReport)
     for name, weight in vllm.weights_iterator(folder / "back", {"threads": 1}):
