@@ -6,6 +6,7 @@
 #include <span>
 #include <string_view>
 
+#include "converter/families/bridge_model.h"
 #include "converter/families/config_fields.h"
 #include "models/spec/parameter_table.h"
 #include "models/spec/transformer_config.h"
@@ -111,6 +112,7 @@ struct Family {
   bool (*describes)(const models::TransformerConfig& config) = nullptr;
   // True if its models have what only few families have (families.cc, has_rare_parts).
   bool rare = false;
+  const BridgeModel* bridge = nullptr;  // null: Megatron-Bridge has no such model
   // Its tensors have no counterparts in Megatron here: they go from one Hugging Face folder or
   // archive to another as they are, whatever their names and dtypes.
   bool passes_through = false;

@@ -6,6 +6,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string_view>
+#include <vector>
 
 #include "distckpt/base/dtype.h"
 #include "distckpt/formats/torch_save/pickle.h"
@@ -35,6 +36,10 @@ void write_args(distckpt::PickleWriter& pickle,
                 const models::ParallelConfig& parallel,
                 const WrittenState& written,
                 std::optional<distckpt::PickleValue> carried);
+
+// N, where layers look at the sliding window alone (true) but for every N-th, as Megatron-LM's
+// --window-attn-skip-freq counts them; nothing where no number says it.
+std::optional<std::int64_t> period_of_windows(const std::vector<bool>& sliding);
 
 // The Namespace of arguments in a common state.
 std::optional<distckpt::PickleValue> find_args(distckpt::PickleValue common_state);

@@ -70,12 +70,8 @@ void write_latent_attention(ArgumentWriter& args, const TransformerConfig& confi
 
 // The layers that look at the sliding window alone: a number N says that every N-th does not.
 void write_window_layers(ArgumentWriter& args, const std::vector<bool>& sliding) {
-  const auto size = static_cast<std::int64_t>(sliding.size());
-  for (std::int64_t every = 2; every <= size; ++every) {
-    std::vector<bool> others;
-    for (std::int64_t i = 0; i < size; ++i) others.push_back((i + 1) % every != 0);
-    if (others == sliding) return args.set("window_attn_skip_freq", every);
-  }
+  if (const auto every = period_of_windows(sliding))
+    return args.set("window_attn_skip_freq", *every);
   auto& pickle = args.begin("window_attn_skip_freq");
   pickle.begin_list();
   for (const bool one : sliding) pickle.integer(one ? 1 : 0);
@@ -298,6 +294,16 @@ void write_run(ArgumentWriter& args) {
 }
 
 }  // namespace
+
+std::optional<std::int64_t> period_of_windows(const std::vector<bool>& sliding) {
+  const auto size = static_cast<std::int64_t>(sliding.size());
+  for (std::int64_t every = 2; every <= size; ++every) {
+    std::vector<bool> others;
+    for (std::int64_t i = 0; i < size; ++i) others.push_back((i + 1) % every != 0);
+    if (others == sliding) return every;
+  }
+  return std::nullopt;
+}
 
 void write_args(PickleWriter& pickle,
                 const TransformerConfig& config,

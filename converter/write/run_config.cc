@@ -2,13 +2,12 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
 #include <span>
-#include <utility>
 #include <vector>
 
+#include "converter/families/families.h"
 #include "converter/families/megatron_args.h"
 #include "distckpt/base/error.h"
 #include "distckpt/formats/torch_dist.h"
@@ -20,24 +19,6 @@ namespace fs = std::filesystem;
 namespace {
 
 using nlohmann::ordered_json;
-
-// Modules that Megatron-Bridge makes the layers of.
-enum class Layers { kPlain, kDecoderBlock, kOlmoe, kMinimaxM2 };
-
-constexpr std::array<std::pair<std::string_view, Layers>, 12> kFamilies{{
-    {"llama", Layers::kPlain},
-    {"mistral", Layers::kPlain},
-    {"qwen2", Layers::kPlain},
-    {"qwen3", Layers::kPlain},
-    {"qwen3_moe", Layers::kPlain},
-    {"deepseek_v2", Layers::kDecoderBlock},
-    {"deepseek_v3", Layers::kDecoderBlock},
-    {"kimi_k2", Layers::kDecoderBlock},
-    {"glm4_moe", Layers::kDecoderBlock},
-    {"glm4_moe_lite", Layers::kDecoderBlock},
-    {"olmoe", Layers::kOlmoe},
-    {"minimax_m2", Layers::kMinimaxM2},
-}};
 
 // A field of the provider, and the argument of Megatron-LM that it is.
 struct Field {
@@ -65,11 +46,32 @@ constexpr auto kFields = std::to_array<Field>({
     {"normalization"},
     {"qk_layernorm"},
     {"window_size", "window_size", true},
+    {"window_attn_skip_freq"},
+    {"softmax_type"},
+    {"attention_output_gate"},
+    {"glu_linear_offset"},
+    {"activation_func_clamp_value"},
     {"attention_dropout"},
     {"hidden_dropout"},
     {"vocab_size"},
     {"make_vocab_size_divisible_by"},
     {"mtp_num_layers"},
+    {"experimental_attention_variant", "experimental_attention_variant", true},
+    {"linear_attention_freq"},
+    {"linear_conv_kernel_dim"},
+    {"linear_key_head_dim"},
+    {"linear_value_head_dim"},
+    {"linear_num_key_heads"},
+    {"linear_num_value_heads"},
+    {"dsa_indexer_n_heads"},
+    {"dsa_indexer_head_dim"},
+    {"dsa_indexer_topk"},
+    {"is_hybrid_model"},
+    {"mamba_num_heads"},
+    {"mamba_head_dim"},
+    {"mamba_num_groups"},
+    {"mamba_state_dim"},
+    {"moe_latent_size"},
     {"moe_layer_freq"},
     {"moe_ffn_hidden_size"},
     {"moe_grouped_gemm"},
@@ -82,6 +84,11 @@ constexpr auto kFields = std::to_array<Field>({
     {"moe_router_group_topk"},
     {"moe_shared_expert_intermediate_size"},
     {"moe_shared_expert_gate"},
+    {"moe_router_dtype", "moe_router_dtype", true},
+    {"moe_router_load_balancing_type", "moe_router_load_balancing_type", true},
+    {"moe_router_bias_update_rate", "moe_router_bias_update_rate", true},
+    {"moe_aux_loss_coeff", "moe_aux_loss_coeff", true},
+    {"mtp_loss_scaling_factor", "mtp_loss_scaling_factor", true},
     {"tensor_model_parallel_size"},
     {"pipeline_model_parallel_size"},
     {"virtual_pipeline_model_parallel_size"},
@@ -127,28 +134,40 @@ ordered_json named(const std::string& name) {
   return {{"_target_", name}, {"_call_", false}};
 }
 
-ordered_json layer_spec(Layers layers) {
-  const std::string models = "megatron.bridge.models.";
-  switch (layers) {
-    case Layers::kPlain:
-      return nullptr;
-    case Layers::kOlmoe:
-      return named(models + "olmoe.olmoe_provider.olmoe_layer_spec");
-    case Layers::kMinimaxM2:
-      return named(models + "minimax_m2.minimax_m2_provider.minimax_m2_layer_spec");
-    case Layers::kDecoderBlock:
-      break;
-  }
-  return {{"_target_", "megatron.core.models.gpt.gpt_layer_specs.get_gpt_decoder_block_spec"},
-          {"_partial_", true},
-          {"_args_", ordered_json::array()},
-          {"use_transformer_engine", true}};
+ordered_json activation_func(const std::string& activation) {
+  if (activation == "gelu_pytorch_tanh") return named("megatron.core.activations.fast_gelu");
+  if (activation == "quick_geglu")
+    return named("megatron.core.fusions.fused_bias_geglu.quick_gelu");
+  if (activation == "relu2") return named("megatron.core.activations.squared_relu");
+  return named("torch.nn.functional.silu");
 }
 
-const Layers* find_layers(std::string_view family) {
-  const auto* const at =
-      std::ranges::find(kFamilies, family, &std::pair<std::string_view, Layers>::first);
-  return at == kFamilies.end() ? nullptr : &at->second;
+bool has_plain_yarn(const models::TransformerConfig& config) {
+  return config.rope_scaling.type == "yarn" && !config.multi_latent_attention;
+}
+
+// YaRN of attention that is not latent. A factor of the angles that follows from the scaling is
+// left to megatron-core.
+void add_yarn(const models::TransformerConfig& config, ordered_json& model) {
+  const auto& scaling = config.rope_scaling;
+  const bool has_mscale =
+      scaling.mscale.value_or(0.0) != 0 && scaling.mscale_all_dim.value_or(0.0) != 0;
+  model["position_embedding_type"] = "yarn";
+  model["yarn_rotary_scaling_factor"] = scaling.factor;
+  model["yarn_original_max_position_embeddings"] =
+      scaling.original_max_position_embeddings.value_or(config.max_position_embeddings);
+  model["yarn_beta_fast"] = scaling.beta_fast.value_or(32.0);
+  model["yarn_beta_slow"] = scaling.beta_slow.value_or(1.0);
+  model["yarn_mscale"] = has_mscale ? ordered_json(*scaling.mscale) : ordered_json();
+  model["yarn_mscale_all_dim"] =
+      has_mscale ? ordered_json(*scaling.mscale_all_dim) : ordered_json();
+  model["yarn_correction_range_round_to_int"] = scaling.truncate.value_or(true);
+}
+
+// The model of a family, or null.
+const BridgeModel* bridge_model(const models::TransformerConfig& config) {
+  const auto* const family = known_family(config.family);
+  return family == nullptr ? nullptr : family->bridge;
 }
 
 // JSON is YAML, but for a number like 1e-05, which YAML takes for a word.
@@ -174,22 +193,31 @@ std::string yaml(const ordered_json& value) {
 }  // namespace
 
 std::optional<std::string> run_config_problem(const models::TransformerConfig& config) {
-  const auto& scaling = config.rope_scaling.type;
-  if (find_layers(config.family) == nullptr)
-    return fmt::format("{}: Megatron-Bridge's model of this family is not known", config.family);
+  const auto refusal = [&](std::string_view why) {
+    return fmt::format("{}: {}", config.family, why);
+  };
+  const auto* const bridge = bridge_model(config);
+  const auto& scaling = config.rope_scaling;
+  if (bridge == nullptr) return refusal("Megatron-Bridge's model of this family is not known");
   if (config.head != models::Head::kLanguageModel)
-    return fmt::format("{}: Megatron-Bridge has no such head", config.family);
+    return refusal("Megatron-Bridge has no such head");
   if (config.multi_latent_attention && config.q_lora_rank == 0)
-    return fmt::format(
-        "{}: has no q_lora_rank: Megatron-Bridge's model then has a norm before q that this one "
-        "lacks",
-        config.family);
-  if (!scaling.empty() && scaling != "linear" && scaling != "llama3" &&
-      !(scaling == "yarn" && config.multi_latent_attention))
-    return fmt::format("{}: scales positions by {}, for which Megatron-LM has no argument",
-                       config.family, scaling);
-  if (!config.window_attn_skip_freq.empty())
-    return fmt::format("{}: has layers of two kinds of attention", config.family);
+    return refusal(
+        "has no q_lora_rank: Megatron-Bridge's model then has a norm before q that this one "
+        "lacks");
+  if (!scaling.type.empty() && scaling.type != "linear" && scaling.type != "llama3" &&
+      scaling.type != "yarn")
+    return refusal(
+        fmt::format("scales positions by {}, for which Megatron-LM has no argument", scaling.type));
+  if (has_plain_yarn(config) && scaling.attention_factor)
+    return refusal(
+        "scales positions by yarn with an attention_factor, for which Megatron-Bridge has no "
+        "field");
+  if (scaling.llama_4_scaling_beta)
+    return refusal("scales queries by their positions, for which Megatron-Bridge has no field");
+  if (bridge->problem != nullptr) {
+    if (const auto why = bridge->problem(config); !why.empty()) return refusal(why);
+  }
   return std::nullopt;
 }
 
@@ -200,14 +228,13 @@ std::optional<std::string> run_config_problem(const Checkpoint& source, Megatron
 }
 
 std::string run_config_text(distckpt::PickleValue namespace_of_args,
-                            const std::string& family,
+                            const models::TransformerConfig& config,
                             const std::string& hf_model_id) {
   const auto args = plain_args(namespace_of_args);
   const auto is_set = [&](const char* name) { return args.value(name, ordered_json()) == true; };
   const bool latent = is_set("multi_latent_attention");
-  ordered_json model;
-  model["_target_"] = std::string("megatron.bridge.models.") +
-                      (latent ? "mla_provider.MLAModelProvider" : "gpt_provider.GPTModelProvider");
+  const auto& bridge = *bridge_model(config);
+  auto model = ordered_json::parse(bridge.settings);
   add_fields(kFields, args, model);
   if (latent) add_fields(kLatentFields, args, model);
   model["share_embeddings_and_output_weights"] = !is_set("untie_embeddings_and_output_weights");
@@ -219,16 +246,19 @@ std::string run_config_text(distckpt::PickleValue namespace_of_args,
     model["rope_scaling_factor"] =
         factor.is_null() ? ordered_json(8.0) : factor;  // Megatron-LM's default
   }
-  if (is_set("swiglu")) {
-    model["gated_linear_unit"] = true;
-    model["activation_func"] = named("torch.nn.functional.silu");
-  }
+  model["gated_linear_unit"] = config.gated_linear_unit;
+  model["activation_func"] = activation_func(config.activation);
+  if (has_plain_yarn(config)) add_yarn(config, model);
   if (!model.value("num_moe_experts", ordered_json()).is_null())
     model["moe_token_dispatcher_type"] = "alltoall";
-  if (const auto* const layers = find_layers(family); *layers != Layers::kPlain)
-    model["transformer_layer_spec"] = layer_spec(*layers);
+  if (!bridge.layer_spec.empty())
+    model["transformer_layer_spec"] = ordered_json::parse(bridge.layer_spec);
+  if (bridge.configure != nullptr) bridge.configure(config, model);
   if (!hf_model_id.empty()) model["hf_model_id"] = hf_model_id;
-  std::string text = "model:\n";
+  const std::string_view usual =
+      latent ? "mla_provider.MLAModelProvider" : "gpt_provider.GPTModelProvider";
+  auto text = fmt::format("model:\n  _target_: \"megatron.bridge.models.{}\"\n",
+                          bridge.provider.empty() ? usual : bridge.provider);
   for (const auto& [name, value] : model.items())
     text += fmt::format("  {}: {}\n", name, yaml(value));
   return text;
@@ -244,7 +274,7 @@ fs::path write_run_config(const Checkpoint& checkpoint, const std::string& hf_mo
     throw Error(ErrorKind::kUsage, *problem);
   const auto mode = fs::status(folder / distckpt::kTorchDistConfig).permissions();
   auto path = folder / kRunConfig;
-  distckpt::replace_text(path, run_config_text(*args, checkpoint.map.config.family, hf_model_id),
+  distckpt::replace_text(path, run_config_text(*args, checkpoint.map.config, hf_model_id),
                          static_cast<unsigned>(mode) & 0666U);
   return path;
 }

@@ -1,5 +1,6 @@
 // run_config.yaml, without which Megatron-Bridge does not open a Megatron checkpoint: the fields of
-// its GPTModelProvider, or MLAModelProvider, out of Megatron-LM's arguments.
+// the provider that makes its model, out of Megatron-LM's arguments and of what the family's file
+// says of that model (families/bridge_model.h).
 #pragma once
 
 #include <filesystem>
@@ -21,9 +22,10 @@ std::optional<std::string> run_config_problem(const models::TransformerConfig& c
 std::optional<std::string> run_config_problem(const Checkpoint& source, MegatronLayout layout);
 
 // Its text, for a model without a problem. `args` is the Namespace of arguments in the checkpoint
-// that it is for; `hf_model_id` the model that this one was imported from, or "".
+// that it is for, `config` the model in it; `hf_model_id` the model that this one was imported
+// from, or "".
 std::string run_config_text(distckpt::PickleValue args,
-                            const std::string& family,
+                            const models::TransformerConfig& config,
                             const std::string& hf_model_id);
 
 // Writes that of a torch_dist checkpoint beside its files; another one is replaced. Returns its

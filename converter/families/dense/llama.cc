@@ -104,7 +104,8 @@ constexpr Family kFamilies[] = {
          [](const TransformerConfig& config) {
            return is_dense(config) && !config.qk_layernorm && !config.add_qkv_bias &&
                   !config.sliding_window;
-         }},
+         },
+     .bridge = &kPlainBridgeModel},
     {.model_type = "mistral",
      .names = &kNames,
      .configure = read_mistral,
@@ -112,19 +113,22 @@ constexpr Family kFamilies[] = {
          [](const TransformerConfig& config) {
            return is_dense(config) && !config.qk_layernorm && !config.add_qkv_bias &&
                   config.sliding_window.has_value();
-         }},
+         },
+     .bridge = &kPlainBridgeModel},
     {.model_type = "qwen2",
      .names = &kNames,
      .configure = read_qwen2,
      .describes =
          [](const TransformerConfig& config) {
            return is_dense(config) && !config.qk_layernorm && config.add_qkv_bias;
-         }},
+         },
+     .bridge = &kPlainBridgeModel},
     {.model_type = "qwen3",
      .names = &kNames,
      .configure = read_qwen3,
      .describes =
-         [](const TransformerConfig& config) { return is_dense(config) && config.qk_layernorm; }},
+         [](const TransformerConfig& config) { return is_dense(config) && config.qk_layernorm; },
+     .bridge = &kPlainBridgeModel},
     {.model_type = "ministral3", .names = &kNames, .configure = read_mistral},
     {.model_type = "mistral3",
      .names = &kWrappedNames,

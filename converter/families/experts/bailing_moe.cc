@@ -67,11 +67,17 @@ void read_bailing(const ConfigFields& fields, TransformerConfig& config) {
   read_expert_groups(fields, config);
 }
 
+constexpr BridgeModel kBailingProvider{
+    .settings = R"({"moe_router_load_balancing_type": "none", "moe_router_dtype": "fp32"})",
+    .layer_spec = kDecoderBlockSpec,
+};
+
 constexpr Family kBailing[] = {
     {.model_type = "bailing_moe_v2",
      .names = &kBailingNames,
      .prediction = kNextnPrediction,
-     .configure = read_bailing},
+     .configure = read_bailing,
+     .bridge = &kBailingProvider},
 };
 
 }  // namespace

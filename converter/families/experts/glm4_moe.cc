@@ -17,6 +17,13 @@ constexpr HfNames kGlmNames{
     .prediction_copies = kDeepSeekPredictionCopies,
 };
 
+constexpr BridgeModel kGlmProvider{
+    .settings = R"({"moe_router_load_balancing_type": "seq_aux_loss", "moe_aux_loss_coeff": 0.001,
+                    "moe_router_dtype": "fp32", "moe_router_bias_update_rate": 0,
+                    "mtp_loss_scaling_factor": 0.3})",
+    .layer_spec = kDecoderBlockSpec,
+};
+
 constexpr Family kGlm[] = {
     {.model_type = "glm4_moe",
      .names = &kGlmNames,
@@ -35,7 +42,8 @@ constexpr Family kGlm[] = {
      .describes =
          [](const TransformerConfig& config) {
            return !config.multi_latent_attention && config.moe_router_enable_expert_bias;
-         }},
+         },
+     .bridge = &kGlmProvider},
 };
 
 }  // namespace

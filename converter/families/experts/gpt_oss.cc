@@ -52,6 +52,10 @@ std::vector<bool> sliding_layers(const ConfigFields& fields, std::int64_t num_la
   return sliding;
 }
 
+constexpr BridgeModel kGptOssProvider{
+    .settings = R"({"moe_router_load_balancing_type": "none"})",
+};
+
 constexpr Family kGptOss[] = {
     {.model_type = "gpt_oss",
      .names = &kGptOssNames,
@@ -86,7 +90,8 @@ constexpr Family kGptOss[] = {
                                   .truncate = false};
          },
      .describes = [](const TransformerConfig& config) { return config.softmax_offset; },
-     .rare = true},
+     .rare = true,
+     .bridge = &kGptOssProvider},
 };
 
 }  // namespace

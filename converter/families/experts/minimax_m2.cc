@@ -44,6 +44,13 @@ void read_minimax(const ConfigFields& fields, TransformerConfig& config) {
   config.moe_router_enable_expert_bias = true;
 }
 
+constexpr BridgeModel kMiniMaxProvider{
+    .settings = R"({"moe_router_load_balancing_type": "aux_loss", "moe_aux_loss_coeff": 0.001})",
+    .layer_spec = R"({"_target_":
+        "megatron.bridge.models.minimax_m2.minimax_m2_provider.minimax_m2_layer_spec",
+        "_call_": false})",
+};
+
 constexpr Family kMiniMax[] = {
     {.model_type = "minimax_m2",
      .names = &kMiniMaxNames,
@@ -53,7 +60,8 @@ constexpr Family kMiniMax[] = {
          [](const TransformerConfig& config) {
            return config.qk_layernorm_full && config.moe_router_enable_expert_bias;
          },
-     .rare = true},
+     .rare = true,
+     .bridge = &kMiniMaxProvider},
 };
 
 }  // namespace

@@ -21,6 +21,13 @@ constexpr HfNames kOlmoeNames{
     .last = kHeadNames,
 };
 
+constexpr BridgeModel kOlmoeProvider{
+    .settings = R"({"moe_router_load_balancing_type": "seq_aux_loss", "moe_aux_loss_coeff": 0.01,
+                    "moe_router_dtype": "fp32"})",
+    .layer_spec = R"({"_target_": "megatron.bridge.models.olmoe.olmoe_provider.olmoe_layer_spec",
+                      "_call_": false})",
+};
+
 constexpr Family kOlmoe[] = {
     {.model_type = "olmoe",
      .names = &kOlmoeNames,
@@ -41,7 +48,8 @@ constexpr Family kOlmoe[] = {
            return config.qk_layernorm_full && config.num_moe_experts > 0 &&
                   !config.moe_router_enable_expert_bias;
          },
-     .rare = true},
+     .rare = true,
+     .bridge = &kOlmoeProvider},
 };
 
 }  // namespace

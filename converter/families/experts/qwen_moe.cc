@@ -56,6 +56,10 @@ bool has_qwen_experts(const TransformerConfig& config) {
          !config.moe_router_enable_expert_bias;
 }
 
+constexpr BridgeModel kQwen3Provider{
+    .settings = R"({"moe_router_load_balancing_type": "aux_loss", "moe_aux_loss_coeff": 0.001})",
+};
+
 constexpr Family kQwenMoeList[] = {
     {.model_type = "qwen2_moe",
      .names = &kQwenMoeNames,
@@ -83,7 +87,8 @@ constexpr Family kQwenMoeList[] = {
      .describes =
          [](const TransformerConfig& config) {
            return has_qwen_experts(config) && config.qk_layernorm;
-         }},
+         },
+     .bridge = &kQwen3Provider},
     {.model_type = "qwen3_vl_moe",
      .names = &kSeeingMoeNames,
      .config_key = "text_config",

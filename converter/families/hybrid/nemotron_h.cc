@@ -3,6 +3,7 @@
 // gate; experts of a latent width in Nemotron-3.
 #include <algorithm>
 #include <array>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
 
@@ -153,6 +154,21 @@ void read_nemotron(const ConfigFields& fields, TransformerConfig& config) {
     read_nemotron_experts(fields, config);
 }
 
+constexpr BridgeModel kNemotronProvider{
+    .provider = "hybrid.hybrid_provider.HybridModelProvider",
+    .settings = R"({"moe_router_load_balancing_type": "seq_aux_loss", "moe_aux_loss_coeff": 0.0001,
+                    "moe_router_dtype": "fp32", "first_last_layers_bf16": true})",
+    .configure =
+        [](const TransformerConfig& config, nlohmann::ordered_json& provider) {
+          provider["hybrid_layer_pattern"] = config.hybrid_layer_pattern;
+          if (config.mtp_num_layers == 0) return;
+          provider["mtp_hybrid_override_pattern"] = config.mtp_hybrid_override_pattern;
+          provider["mtp_use_repeated_layer"] = true;
+          provider["keep_mtp_spec_in_bf16"] = true;
+          provider["mtp_loss_scaling_factor"] = 0.3;
+        },
+};
+
 constexpr Family kNemotron[] = {
     {.model_type = "nemotron_h",
      .names = &kNemotronNames,
@@ -161,7 +177,8 @@ constexpr Family kNemotron[] = {
      .prediction = {.keys = kNextnLayers, .limit = 1},
      .configure = read_nemotron,
      .describes = [](const TransformerConfig& config) { return config.is_hybrid_model(); },
-     .rare = true},
+     .rare = true,
+     .bridge = &kNemotronProvider},
 };
 
 }  // namespace

@@ -126,6 +126,22 @@ constexpr PredictionCount kNextPrediction{.keys = kNextPredictionKeys, .unsaid =
 constexpr std::string_view kQwen35PredictionKeys[] = {"mtp_num_hidden_layers",
                                                       "num_nextn_predict_layers"};
 constexpr PredictionCount kQwen35Prediction{.keys = kQwen35PredictionKeys, .unsaid = 1, .limit = 1};
+constexpr BridgeModel kNextProvider{
+    .settings = R"({"moe_router_load_balancing_type": "global_aux_loss",
+                    "moe_aux_loss_coeff": 0.001, "moe_router_dtype": "fp32",
+                    "hetereogenous_dist_checkpoint": true})",
+    .layer_spec = kExperimentalAttentionSpec,
+};
+constexpr BridgeModel kQwen35Provider{
+    .settings = R"({"mtp_loss_scaling_factor": 0.1, "hetereogenous_dist_checkpoint": true})",
+    .layer_spec = kExperimentalAttentionSpec,
+};
+constexpr BridgeModel kQwen35ExpertsProvider{
+    .settings = R"({"moe_router_load_balancing_type": "global_aux_loss",
+                    "moe_aux_loss_coeff": 0.001, "mtp_loss_scaling_factor": 0.1,
+                    "hetereogenous_dist_checkpoint": true})",
+    .layer_spec = kExperimentalAttentionSpec,
+};
 
 constexpr Family kHybridList[] = {
     {.model_type = "qwen3_next",
@@ -137,19 +153,22 @@ constexpr Family kHybridList[] = {
          [](const TransformerConfig& config) {
            return config.has_linear_attention() && config.num_moe_experts > 0;
          },
-     .rare = true},
+     .rare = true,
+     .bridge = &kNextProvider},
     {.model_type = "qwen3_5_text",
      .names = &kQwen35Names,
      .rotary_percent = 0.25,
      .prediction = kQwen35Prediction,
      .configure = read_hybrid,
      .describes = [](const TransformerConfig& config) { return config.has_linear_attention(); },
-     .rare = true},
+     .rare = true,
+     .bridge = &kQwen35Provider},
     {.model_type = "qwen3_5_moe_text",
      .names = &kQwen35Names,
      .rotary_percent = 0.25,
      .prediction = kQwen35Prediction,
-     .configure = read_hybrid_experts},  // Megatron's arguments do not tell it from Qwen3-Next
+     .configure = read_hybrid_experts,  // Megatron's arguments do not tell it from Qwen3-Next
+     .bridge = &kQwen35ExpertsProvider},
     {.model_type = "qwen3_5",
      .names = &kQwen35SeeingNames,
      .config_key = "text_config",

@@ -109,6 +109,38 @@ bool describes_sparse(const TransformerConfig& config) {
 // DeepSeek-V4: compressed attention and hyper-connections, whose parameters the table lacks.
 constexpr HfNames kUnmapped{};
 
+constexpr BridgeModel kDeepSeekV2Provider{
+    .settings = R"({"moe_router_load_balancing_type": "seq_aux_loss", "moe_router_dtype": "fp32"})",
+    .layer_spec = kDecoderBlockSpec,
+};
+constexpr BridgeModel kDeepSeekV3Provider{
+    .settings = R"({"moe_router_load_balancing_type": "seq_aux_loss", "moe_aux_loss_coeff": 0.0001,
+                    "moe_router_dtype": "fp32"})",
+    .layer_spec = kDecoderBlockSpec,
+};
+constexpr BridgeModel kKimiProvider{
+    .settings = R"({"moe_router_load_balancing_type": "seq_aux_loss", "moe_aux_loss_coeff": 0.001,
+                    "moe_router_dtype": "fp32"})",
+    .layer_spec = kDecoderBlockSpec,
+};
+constexpr BridgeModel kGlmLiteProvider{
+    .settings = R"({"moe_router_load_balancing_type": "seq_aux_loss", "moe_aux_loss_coeff": 0.001,
+                    "moe_router_dtype": "fp32", "moe_router_bias_update_rate": 0,
+                    "mtp_loss_scaling_factor": 0.3})",
+    .layer_spec = kDecoderBlockSpec,
+};
+
+// GLM-5. Its prediction layer is left behind: Megatron-Bridge's model has none.
+constexpr BridgeModel kGlmSparseProvider{
+    .settings = R"({"moe_router_load_balancing_type": "seq_aux_loss", "moe_router_dtype": "fp32",
+                    "cp_comm_type": "allgather", "dsa_indexer_rope_interleaved": true,
+                    "dsa_indexer_rotate_activation": false, "dsa_indexer_k_norm_epsilon": 1e-6,
+                    "dsa_indexer_loss_coeff": 0.001, "dsa_indexer_use_sparse_loss": true})",
+    .layer_spec = kExperimentalAttentionSpec,
+    .configure = [](const TransformerConfig& /*config*/,
+                    nlohmann::ordered_json& provider) { provider["mtp_num_layers"] = nullptr; },
+};
+
 constexpr Family kDeepSeek[] = {
     {.model_type = "deepseek_v2",
      .names = &kDeepSeekNames,
@@ -116,7 +148,8 @@ constexpr Family kDeepSeek[] = {
      .describes =
          [](const TransformerConfig& config) {
            return config.multi_latent_attention && !config.moe_router_enable_expert_bias;
-         }},
+         },
+     .bridge = &kDeepSeekV2Provider},
     {.model_type = "deepseek_v3",
      .names = &kDeepSeekNames,
      .prediction = kNextnPrediction,
@@ -124,11 +157,13 @@ constexpr Family kDeepSeek[] = {
      .describes =
          [](const TransformerConfig& config) {
            return config.multi_latent_attention && config.moe_router_enable_expert_bias;
-         }},
+         },
+     .bridge = &kDeepSeekV3Provider},
     {.model_type = "kimi_k2",
      .names = &kDeepSeekNames,
      .prediction = kNextnPrediction,
-     .configure = read_deepseek_v3},
+     .configure = read_deepseek_v3,
+     .bridge = &kKimiProvider},
     {.model_type = "kimi_k25",
      .names = &kSeeingKimiNames,
      .config_key = "text_config",
@@ -137,7 +172,8 @@ constexpr Family kDeepSeek[] = {
     {.model_type = "glm4_moe_lite",
      .names = &kDeepSeekNames,
      .prediction = kNextnPrediction,
-     .configure = read_glm_lite},
+     .configure = read_glm_lite,
+     .bridge = &kGlmLiteProvider},
     {.model_type = "deepseek_v32",
      .names = &kDeepSeekNames,
      .prediction = kNextnPrediction,
@@ -147,7 +183,8 @@ constexpr Family kDeepSeek[] = {
     {.model_type = "glm_moe_dsa",
      .names = &kDeepSeekNames,
      .prediction = kNextnPrediction,
-     .configure = read_sparse},
+     .configure = read_sparse,
+     .bridge = &kGlmSparseProvider},
     {.model_type = "deepseek_v4", .names = &kUnmapped, .passes_through = true},
 };
 

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "converter/convert.h"
+#include "converter/families/families.h"
 #include "converter/families/megatron_args.h"
 #include "converter/optimizer/common_state.h"
 #include "distckpt/base/error.h"
@@ -37,7 +38,19 @@ std::string text_of(const TransformerConfig& config,
   write_common_state(pickle, config, parallel, {}, std::nullopt);
   const auto common = distckpt::Pickle::parse(pickle.finish(),
                                               {.source = "common.pt", .allowed_globals = kGlobals});
-  return run_config_text(find_args(common.root()).value(), config.family, hf_model_id);
+  return run_config_text(find_args(common.root()).value(), config, hf_model_id);
+}
+
+TransformerConfig config_of_gemma3() {
+  auto config = config_of({.num_layers = 3});
+  config.family = "gemma3_text";
+  config.sliding_window = 16;
+  config.window_attn_skip_freq = {true, true, false};
+  config.rotary_base = 1e6;
+  config.rotary_base_local = 1e4;
+  config.softmax_scale = 0.25;
+  config.activation = "gelu_pytorch_tanh";
+  return config;
 }
 
 // The value of a field, as YAML; "none" where there is no such field.
@@ -100,6 +113,70 @@ TEST(RunConfig, OfLatentAttentionIsAnotherProviderWithItsOwnLayers) {
   EXPECT_EQ(field(plain, "transformer_layer_spec"), "none");
 }
 
+TEST(RunConfig, OfGemma3CountsItsLayersOfLocalAttention) {
+  auto config = config_of_gemma3();
+  config.rope_scaling = {.type = "linear", .factor = 8.0};
+  const auto text = text_of(config);
+  EXPECT_NE(text.find("models.gemma.gemma3_provider.Gemma3ModelProvider\""), std::string::npos);
+  EXPECT_EQ(field(text, "interleaved_attn_pattern"), "[2, 1]");
+  EXPECT_EQ(field(text, "window_size"), "16");
+  EXPECT_EQ(field(text, "rotary_base"), "[10000.0, 1000000.0]");
+  EXPECT_EQ(field(text, "rope_scaling_factor"), "8.0");
+  EXPECT_EQ(field(text, "seq_len_interpolation_factor"), "null");  // of all layers
+  EXPECT_EQ(field(text, "window_attn_skip_freq"), "none");
+  EXPECT_EQ(field(text, "activation_func"),
+            R"({"_target_": "megatron.core.activations.fast_gelu", "_call_": false})");
+}
+
+TEST(RunConfig, OfYarnHasItsFields) {
+  auto config = config_of({});
+  config.rope_scaling = {.type = "yarn", .factor = 4.0, .original_max_position_embeddings = 32};
+  auto text = text_of(config);
+  EXPECT_EQ(field(text, "position_embedding_type"), "\"yarn\"");
+  EXPECT_EQ(field(text, "yarn_rotary_scaling_factor"), "4.0");
+  EXPECT_EQ(field(text, "yarn_original_max_position_embeddings"), "32");
+  EXPECT_EQ(field(text, "yarn_correction_range_round_to_int"), "true");
+  EXPECT_EQ(field(text, "yarn_mscale"), "null");
+  config.rope_scaling.mscale = config.rope_scaling.mscale_all_dim = 0.5;
+  config.rope_scaling.truncate = false;
+  text = text_of(config);
+  EXPECT_EQ(field(text, "yarn_mscale"), "0.5");
+  EXPECT_EQ(field(text, "yarn_correction_range_round_to_int"), "false");
+}
+
+TEST(RunConfig, KeepsTheArgumentsOfTrainingThatACheckpointHas) {
+  const auto config = config_of({.family = "qwen3_moe"});
+  EXPECT_EQ(field(text_of(config), "moe_aux_loss_coeff"), "0.001");  // Megatron-Bridge's
+  constexpr std::string_view kGlobals[] = {"argparse.Namespace"};
+  distckpt::PickleWriter pickle;
+  pickle.begin_object(kArgumentsNamespace);
+  pickle.string("moe_aux_loss_coeff").real(0.5);
+  pickle.string("moe_router_dtype").none();
+  pickle.end_object();
+  const auto args =
+      distckpt::Pickle::parse(pickle.finish(), {.source = "args", .allowed_globals = kGlobals});
+  const auto text = run_config_text(args.root(), config, "");
+  EXPECT_EQ(field(text, "moe_aux_loss_coeff"), "0.5");
+  EXPECT_EQ(field(text, "moe_router_dtype"), "none");
+}
+
+// A text that is no JSON throws.
+TEST(RunConfig, IsOfEveryFamilyThatMegatronBridgeHas) {
+  const auto config = config_of({.num_layers = 2});
+  std::size_t described = 0;
+  for (const auto family : known_families()) {
+    auto other = config;
+    other.family = family;
+    if (known_family(family)->bridge == nullptr) {
+      EXPECT_TRUE(run_config_problem(other)) << family;
+      continue;
+    }
+    EXPECT_NE(field(text_of(other), "num_layers"), "none") << family;
+    ++described;
+  }
+  EXPECT_GE(described, 20U);
+}
+
 TEST(RunConfig, NamesTheModelThatItCameFrom) {
   EXPECT_EQ(field(text_of(config_of({}), {}, "org/name"), "hf_model_id"), "\"org/name\"");
   EXPECT_EQ(field(text_of(config_of({})), "hf_model_id"), "none");
@@ -136,14 +213,32 @@ TEST(RunConfigProblem, IsAScalingOfPositionsWithoutAnArgument) {
             "llama: scales positions by longrope, for which Megatron-LM has no argument");
   config.rope_scaling.type = "llama3";
   EXPECT_EQ(problem(config), "none");
-  config.rope_scaling.type = "yarn";  // an argument of latent attention alone
-  EXPECT_NE(problem(config), "none");
 }
 
-TEST(RunConfigProblem, IsTwoKindsOfAttention) {
+TEST(RunConfigProblem, IsAFactorOfScaledPositionsThatDoesNotFollowFromTheScaling) {
   auto config = config_of({});
-  config.window_attn_skip_freq = {true, false};
-  EXPECT_EQ(problem(config), "llama: has layers of two kinds of attention");
+  config.rope_scaling = {.type = "yarn", .factor = 4.0};
+  EXPECT_EQ(problem(config), "none");
+  config.rope_scaling.attention_factor = 1.5;
+  EXPECT_NE(problem(config).find("with an attention_factor"), std::string::npos);
+}
+
+TEST(RunConfigProblem, IsLocalAttentionThatAModelOfGemmaCountsOtherwise) {
+  auto config = config_of_gemma3();
+  EXPECT_EQ(problem(config), "none");
+  config.window_attn_skip_freq = {false, true, true};
+  EXPECT_NE(problem(config).find("do not alternate by a number"), std::string::npos);
+  config.window_attn_skip_freq = {true, false, true};
+  config.family = "gemma2";
+  EXPECT_EQ(problem(config), "none");
+  config.window_attn_skip_freq = {true, true, false};
+  EXPECT_NE(problem(config).find("not that of every other layer"), std::string::npos);
+}
+
+TEST(RunConfigProblem, IsGemmaWithoutTheScaleOfItsAttention) {
+  auto config = config_of_gemma3();
+  config.softmax_scale.reset();
+  EXPECT_NE(problem(config).find("name its config.json"), std::string::npos);
 }
 
 TEST(RunConfigProblem, IsAPartOfAModel) {

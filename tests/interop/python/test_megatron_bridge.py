@@ -1,29 +1,44 @@
-"""ferry.compat.megatron_bridge beside Megatron-Bridge 0.6.2: providers, as it makes them of the Hugging Face folders, and, where it is installed, its loader."""
+"""ferry.compat.megatron_bridge beside Megatron-Bridge 0.6.2: its loader and exporter on what Ferry imported, its models of the Hugging Face folders."""
 import json
 import os
 import shutil
 import subprocess
+import sys
 
 import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
 
-from support import DATA, HERE, ferry_json, run_ok, tree
+from support import DATA, HERE, PEERS, ferry_json, run_ok, tree
 from weight_mapping import describe
+sys.path.append(str(HERE / "convert/families"))
+from bridge_reference import of_bridge, stored  # noqa: E402
 
 ferry = pytest.importorskip("ferry", reason="the Python module is not built")
 from ferry.compat.megatron_bridge import AutoBridge, write_run_config  # noqa: E402
 
-MODELS = ["llama", "qwen2", "qwen2_tied", "qwen3", "qwen3_moe", "olmoe", "glm4_moe", "glm4_moe_lite", "deepseek_v2", "deepseek_v3", "minimax_m2"]
+MODELS = ["llama", "qwen2", "qwen2_tied", "qwen3", "qwen3_moe", "olmoe", "glm4_moe", "glm4_moe_lite", "deepseek_v2", "deepseek_v3", "minimax_m2", "gpt_oss",
+          "qwen3_next", "qwen3_5", "qwen3_5_moe", "gemma2", "gemma3_text", "bailing_moe_v2", "nemotron_h"]
+LOADED = [model for model in MODELS if model != "olmoe"]  # whose grouped queries Megatron-Bridge's norms do not know; OLMoE itself has none
+ROUNDED = ["qwen3_next", "qwen3_5", "qwen3_5_moe", "nemotron_h"]  # Megatron-Bridge holds in bf16 what is fp32, and norms less one
 HF = DATA / "hf_llama/hf"
-BRIDGE = os.environ.get("BRIDGE_PYTHON")
-# Fields of the layout and of Megatron-Bridge's own taste, which say nothing about the model
-FREE = {"make_vocab_size_divisible_by", "expert_tensor_parallel_size", "seq_length"}
-# Different words for the same: no groups of experts; the width of heads where latent attention has its own; YaRN by a factor of 1; experts as wide as
-# ffn_hidden_size. MiniMax turns half of each head, which Megatron-Bridge does not find in the rope_parameters of transformers 5.
-SAME = [("moe_router_num_groups", None, 1), ("moe_router_group_topk", None, 1), ("moe_router_topk_scaling_factor", 1.0, None), ("kv_channels", 8, None),
-        ("kv_channels", 10, 8), ("rope_type", "rope", "yarn"), ("moe_ffn_hidden_size", 24, None), ("rotary_percent", 0.5, 1.0)]
+# Megatron-Bridge's own taste: speed, the vocabulary's padding, and how much training rounds
+FREE = {"make_vocab_size_divisible_by", "expert_tensor_parallel_size", "persist_layer_norm", "cross_entropy_fusion_impl", "moe_shared_expert_overlap",
+        "autocast_dtype", "attention_softmax_in_fp32"}
+
+# Different words for the same: [field, of run_config.yaml, of Megatron-Bridge's model]
+SAME = [["moe_router_num_groups", None, 1], ["moe_router_group_topk", None, 1], ["moe_router_topk_scaling_factor", 1.0, None],
+        ["rope_type", "rope", "yarn"], ["kv_channels", 8, None], ["moe_layer_freq", [0, 0, 0, 1, 0], 1]]  # YaRN by a factor of 1; the pattern of layers says which have experts
+# Settings that Megatron-Bridge does not find in config.json, or counts by itself, and a coefficient of a loss that it does not add
+OWN = {"deepseek_v2": {"seq_length": [64, 4096]},
+       "glm4_moe_lite": {"kv_channels": [10, 8]},
+       "minimax_m2": {"rotary_percent": [0.5, 1.0], "moe_ffn_hidden_size": [24, None]},
+       "gpt_oss": {"moe_aux_loss_coeff": [0.0, 0.001]},
+       **{model: {"mtp_num_layers": [1, None]} for model in ("qwen3_next", "qwen3_5", "qwen3_5_moe")},
+       "gemma3_text": {"interleaved_attn_pattern": [[1, 1], [5, 1]], "softmax_scale": [8 ** -0.5, 1 / 8 ** 0.5]},
+       "bailing_moe_v2": {"moe_shared_expert_intermediate_size": [40, 20], "moe_router_pre_softmax": [False, True]}}
+MESHES = {"llama": ["--tp", "2", "--pp", "2"], "qwen3_moe": ["--tp", "2", "--ep", "2"], "deepseek_v3": ["--tp", "4"]}
 
 
 def hf_of(model):
@@ -37,19 +52,6 @@ def imported(tmp_path_factory):
     for model in MODELS:
         assert AutoBridge.import_ckpt(hf_of(model), work / model, progress=False).proved
     return {model: work / model for model in MODELS}
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_a_run_config_describes_the_model_as_megatron_bridge_does(model, imported):
-    """The reference is of `load_with_bridge.py --providers`."""
-    found = yaml.safe_load((imported[model] / "iter_0000000/run_config.yaml").read_text())["model"]
-    reference = json.loads((DATA / "bridge_models/providers.json").read_text())[model]
-    assert found.pop("_target_") == reference.pop("_target_")
-    assert found.pop("hf_model_id") == str(hf_of(model)) and found.keys() >= reference.keys() - FREE
-    found = {name: value["_target_"].rpartition(".")[2] if isinstance(value, dict) else value for name, value in found.items() if name not in FREE}
-    expected = {name: reference[name].rpartition(".")[2] if name == "params_dtype" else reference[name] for name in found}
-    assert {name: (found[name], expected[name]) for name in found
-            if found[name] != expected[name] and (name, found[name], expected[name]) not in SAME} == {}
 
 
 @pytest.mark.parametrize("model", ["llama", "deepseek_v3"])
@@ -102,11 +104,11 @@ def test_a_report_says_why_there_is_no_run_config(options, words, work):
 
 def test_positions_that_megatron_has_no_argument_for_leave_it_out(work):
     config = json.loads((HF / "config.json").read_text())
-    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 500000.0}
+    scaling = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 500000.0}
     shutil.copytree(HF, work / "hf")
     (work / "hf/config.json").write_text(json.dumps({**config, "rope_parameters": scaling}))
     report = ferry.convert(work / "hf", work / "megatron")
-    assert report.run_config_problem == "llama: scales positions by yarn, for which Megatron-LM has no argument"
+    assert report.run_config_problem == "llama: scales positions by dynamic, for which Megatron-LM has no argument"
     assert not list(work.rglob("run_config.yaml"))
 
 
@@ -118,32 +120,56 @@ def test_mistrals_window_goes_along(work):
     assert yaml.safe_load((work / "megatron/release/run_config.yaml").read_text())["model"]["window_size"] == [15, 0]  # MistralBridge's own words
 
 
-@pytest.mark.parametrize("model, words", [("mixtral", "mixtral: Megatron-Bridge's model of this family is not known"), ("moonlight", "has no q_lora_rank")])
+@pytest.mark.parametrize("model, words", [("mixtral", "mixtral: Megatron-Bridge's model of this family is not known"), ("moonlight", "has no q_lora_rank"),
+                                          ("gemma3", "gemma3: Megatron-Bridge's model of this family is not known")])
 def test_a_model_without_a_provider_is_refused_before_anything_is_written(model, words, work):
     with pytest.raises(ferry.Error, match=words) as error:
         AutoBridge.import_ckpt(hf_of(model), work / "megatron")
     assert error.value.kind == "usage" and not (work / "megatron").exists()
 
 
-@pytest.mark.skipif(not BRIDGE, reason="BRIDGE_PYTHON names no Python 3.12 with megatron-bridge (load_with_bridge.py says what else)")
-def test_megatron_bridge_loads_exports_and_saves_what_was_imported(imported, work):
-    """Biases of routers are fp32 in Megatron; second copies of prediction layers are not exported by all. Ferry reads what Megatron-Bridge saves."""
-    def is_second_copy(name):
-        return name.endswith((".embed_tokens.weight", ".shared_head.head.weight")) and name != "model.embed_tokens.weight"
+def is_second_copy(name):
+    return name.endswith((".embed_tokens.weight", ".shared_head.head.weight")) and name != "model.embed_tokens.weight"
 
-    models = [model for model in MODELS if model != "olmoe"]  # whose grouped queries Megatron-Bridge's norms do not know; OLMoE itself has none
-    jobs = {model: {"hf": str(hf_of(model)), "checkpoint": str(imported[model]), "saved": str(work / model)} for model in models}
-    for model, mesh in {"llama": ["--tp", "2", "--pp", "2"], "qwen3_moe": ["--tp", "2", "--ep", "2"], "deepseek_v3": ["--tp", "4"]}.items():
-        run_ok("convert", hf_of(model), work / "meshes" / model, *mesh)  # the vocabulary is padded, too
-        jobs[model + " of ferry convert"] = {**jobs[model], "checkpoint": str(work / "meshes" / model / "release"), "saved": str(work / "meshes/saved" / model)}
+
+@pytest.fixture(scope="module")
+def bridged(imported, tmp_path_factory):
+    """-> what load_with_bridge.py says of every model, and of three that `ferry convert` wrote on a mesh; {model: where it saved it}"""
+    work = tmp_path_factory.mktemp("bridged")
+    jobs = {model: {"hf": str(hf_of(model)), "checkpoint": str(imported[model] / "iter_0000000"), "saved": str(work / model)} for model in MODELS}
+    del jobs["olmoe"]["saved"]
+    for model, mesh in MESHES.items():  # the vocabulary is padded, too
+        run_ok("convert", hf_of(model), work / "meshes" / model, *mesh)
+        jobs["meshes/" + model] = {**jobs[model], "checkpoint": str(work / "meshes" / model / "release"), "saved": str(work / "meshes/saved" / model)}
     (work / "jobs.json").write_text(json.dumps(jobs))
-    done = subprocess.run([BRIDGE, HERE / "python/load_with_bridge.py", work / "jobs.json", work / "report.json"], stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT, text=True, timeout=600)
+    done = subprocess.run([sys.executable, HERE / "python/load_with_bridge.py", work / "jobs.json", work / "report.json"], stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True, timeout=600, env=dict(os.environ, PYTHONPATH=f"{PEERS}/mc0192:{PEERS}/mb062"))
     assert done.returncode == 0, done.stdout[-3000:]
-    report = json.loads((work / "report.json").read_text())
-    for model in models:
-        weights = {name: tensor.float() if name.endswith("e_score_correction_bias") else tensor
-                   for name, tensor in load_file(hf_of(model) / "model.safetensors").items() if not is_second_copy(name)}
-        for job in [name for name in jobs if name.startswith(model) and jobs[name]["hf"] == jobs[model]["hf"]]:
-            assert {name: one for name, one in report[job].items() if not is_second_copy(name)} == describe(weights), job
-        assert ferry.verify(hf_of(model), work / model, hf_config=hf_of(model), weights_only=True), model
+    return json.loads((work / "report.json").read_text()), {name: job["saved"] for name, job in jobs.items() if "saved" in job}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_run_config_describes_the_model_as_megatron_bridge_does(model, bridged):
+    """Every field of the provider, but those of speed and those that say the same in other words."""
+    found = bridged[0][model]["differences"]
+    same = FREE | {name for name, *values in SAME if found.get(name) == values}
+    assert {name: values for name, values in found.items() if name not in same and not name.endswith("_fusion")} == OWN.get(model, {})
+
+
+@pytest.mark.parametrize("model", ROUNDED)
+def test_megatron_bridge_exports_and_saves_what_it_does_of_its_own_import(model, bridged):
+    report, saved = bridged
+    assert report[model]["exported"] == of_bridge(model, "exported")
+    wanted = of_bridge(model, "megatron")
+    assert describe({key: tensor for key, tensor in stored(saved[model]).items() if key in wanted}) == wanted
+
+
+@pytest.mark.parametrize("job", [*(model for model in LOADED if model not in ROUNDED), *(f"meshes/{model}" for model in MESHES)])
+def test_megatron_bridge_loads_exports_and_saves_what_was_imported(job, bridged):
+    """Biases of routers are fp32 in Megatron; second copies of prediction layers are not exported by all. Ferry reads what Megatron-Bridge saves."""
+    report, saved = bridged
+    model = job.rpartition("/")[2]
+    weights = {name: tensor.float() if name.endswith(("e_score_correction_bias", "gate.expert_bias")) else tensor
+               for name, tensor in load_file(hf_of(model) / "model.safetensors").items() if not is_second_copy(name)}
+    assert {name: one for name, one in report[job]["exported"].items() if not is_second_copy(name)} == describe(weights)
+    assert ferry.verify(hf_of(model), saved[job], hf_config=hf_of(model), weights_only=True)

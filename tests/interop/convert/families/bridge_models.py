@@ -1,18 +1,8 @@
 #!/usr/bin/env python3
 """A Megatron checkpoint that Megatron-Bridge makes of a tiny Hugging Face folder by its own conversion, on a host without a GPU.
 
-Megatron-Bridge needs Python 3.12:
-
-    python3.12 -m venv v312
-    v312/bin/pip install --no-deps torch==2.11.0 triton==3.6.0 nvidia-cusparselt-cu13==0.8.0 nvidia-nvshmem-cu13==3.4.5 nvidia-cufile \\
-        megatron-core==0.19.2 megatron-bridge==0.6.2 transformers==5.12.1 peft accelerate
-    v312/bin/pip install typing-extensions sympy networkx jinja2 fsspec filelock einops packaging pyyaml regex requests tqdm \\
-        'tokenizers==0.22.2' 'huggingface_hub<2' safetensors numpy httpx typer rich 'omegaconf>=2.3,<2.4' hydra-core six tensorboard \\
-        'setuptools<82' psutil
-    v312/bin/python tests/interop/convert/families/bridge_models.py tests/data/hf_qwen3_next/hf tests/data/bridge_models/qwen3_next.json
-
-Gemma 4 needs a newer transformers, 5.17.0: that of build/peers, whose Python 3.11 serves, too, with PYTHONPATH=build/peers/mc0192:build/peers/mb062 and
-hydra-core, omegaconf and six beside them.
+    PYTHONPATH=build/peers/mc0192:build/peers/mb062 build/peers/bin/python tests/interop/convert/families/bridge_models.py \\
+        tests/data/hf_qwen3_next/hf tests/data/bridge_models/qwen3_next.json
 
 The file holds dtype, shape and SHA-256 of every tensor: `megatron` as Megatron-Bridge's model saves them (TP1, vocabulary not padded), `exported` as
 Megatron-Bridge exports that model again. No checkpoint is kept.
@@ -55,17 +45,19 @@ def name_heads_of_global_layers(config):
         text.global_head_dim, text.num_global_key_value_heads = layer.head_dim, layer.num_key_value_heads
 
 
+# Megatron-Bridge imports them for command lines, logs, and data of other kinds.
+UNNEEDED = ("hydra", "torch.utils.tensorboard", "megatron.energon", "webdataset", "multistorageclient", "nvidia_resiliency_ext")
 FUSIONS = ("gradient_accumulation", "bias_activation", "bias_dropout", "masked_softmax", "moe_permute", "moe_router", "cross_entropy_loss", "apply_rope")
 
 
-def begin(*absent):
-    """Readies this process, of one rank, for Megatron-Bridge, before it is imported; `absent` are further modules that shall be empty."""
+def begin():
+    """Readies this process, of one rank, for Megatron-Bridge, before it is imported."""
     os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="0", NVTE_ALLOW_NONDETERMINISTIC_ALGO="0")
     typing.override = getattr(typing, "override", lambda method: method)  # Python 3.11 lacks it
     install_cpu_patches()
     install_te_stub("2.9.0")
     install_mamba_stub()
-    install_empty_modules(*absent)
+    install_empty_modules(*UNNEEDED)
     torch.distributed.init_process_group("gloo", rank=0, world_size=1, store=torch.distributed.HashStore())
     from megatron.core import parallel_state
     from megatron.core.extensions import transformer_engine as extension
@@ -93,6 +85,12 @@ def set_up(provider, dtype, **settings):
         if hasattr(provider, name):
             setattr(provider, name, value)
     provider.finalize()
+
+
+def forget_attention_backend():
+    """megatron-core keeps it in the environment, of the model before."""
+    for name in [name for name in os.environ if name.startswith("NVTE_") and name.endswith("_ATTN")]:
+        del os.environ[name]
 
 
 def empty_model(folder):

@@ -4,9 +4,10 @@
     PYTHONPATH=build/peers/mc0192:build/peers/mb062 build/peers/bin/python tests/interop/convert/families/logits_with_bridge.py JOBS REPORT
 
 JOBS is JSON: {name: {"hf": folder, "checkpoint": folder of an iteration, "bridge": module and class, "settings": {...}, "of_config": {...}}}. The provider,
-layers and GPTModel are those that Megatron-Bridge makes of config.json; `bridge` names its class where the folder does not, `settings` are set on the
-provider, `of_config` on the configuration before it is read. megatron-core loads the language model. REPORT gets {name: {"provider": its class, "error": the
-largest difference of logits, relative to the largest logit, "left": tensors of the model or of the checkpoint that were not loaded}}.
+layers and GPTModel are those that Megatron-Bridge makes of the checkpoint's run_config.yaml, or else of config.json; `bridge` names its class where the folder
+does not, `settings` are set on the provider, `of_config` on the configuration before it is read. megatron-core loads the language model. REPORT gets {name:
+{"provider": its class, "run_config": is there one, "error": the largest difference of logits, relative to the largest logit, "left": tensors of the model or
+of the checkpoint that were not loaded}}.
 """
 import importlib
 import json
@@ -19,9 +20,13 @@ os.environ["TORCHDYNAMO_DISABLE"] = "1"  # before torch is imported
 
 import torch
 
-from bridge_models import begin, name_heads_of_global_layers, set_up
+from bridge_models import begin, forget_attention_backend, name_heads_of_global_layers, set_up
 
 BAILING = "megatron.bridge.models.bailing.modeling_bailing_moe_v2"
+
+
+ONE_RANK = {"tensor_model_parallel_size": 1, "pipeline_model_parallel_size": 1, "expert_model_parallel_size": 1, "expert_tensor_parallel_size": 1,
+            "pipeline_model_parallel_layout": None}
 
 
 def configuration(folder, changes):
@@ -37,8 +42,15 @@ def configuration(folder, changes):
     return config, config.get_text_config()
 
 
+def has_run_config(job):
+    return (Path(job["checkpoint"]) / "run_config.yaml").exists()
+
+
 def provider_of(job, config):
     from megatron.bridge import AutoBridge
+    from megatron.bridge.training.model_load_save import load_model_config
+    if has_run_config(job):
+        return load_model_config(job["checkpoint"])[0]
     if "bridge" not in job:
         bridge = AutoBridge.from_hf_pretrained(job["hf"])
         bridge.hf_pretrained.config = config
@@ -53,11 +65,10 @@ def provider_of(job, config):
 def language_model(job, config):
     """-> Megatron-Bridge's GPTModel of the language model, every parameter a NaN"""
     from megatron.core.process_groups_config import ProcessGroupCollection
-    for name in [name for name in os.environ if name.startswith("NVTE_") and name.endswith("_ATTN")]:
-        del os.environ[name]  # of the model before
+    forget_attention_backend()
     provider = provider_of(job, config)
     set_up(provider, torch.float32, **{"pipeline_dtype": torch.float32, "autocast_dtype": torch.float32, "should_pad_vocab": True,
-                                      "make_vocab_size_divisible_by": 128, "moe_token_dispatcher_type": "alltoall", **job.get("settings", {})})
+                                      "make_vocab_size_divisible_by": 128, "moe_token_dispatcher_type": "alltoall", **ONE_RANK, **job.get("settings", {})})
     provider._pg_collection = ProcessGroupCollection.use_mpu_process_groups()
     model = getattr(provider, "provide_language_model", provider.provide)(pre_process=True, post_process=True).eval()
     model = getattr(model, "language_model", model)
@@ -116,12 +127,12 @@ def run(job):
     ids = [(37 * i + 11) % text.vocab_size for i in range(24)]
     expected = logits_of_transformers(job["hf"], config, ids)
     found = logits_of_megatron(model, ids, provider)[:, :text.vocab_size]
-    return {"provider": type(provider).__name__, "error": ((found - expected).abs().max() / expected.abs().max()).item(), "left": left}
+    return {"provider": type(provider).__name__, "run_config": has_run_config(job), "error": ((found - expected).abs().max() / expected.abs().max()).item(), "left": left}
 
 
 def main():
     torch.set_num_threads(1)
-    begin("hydra", "omegaconf")
+    begin()
     report = {name: run(job) for name, job in json.loads(Path(sys.argv[1]).read_text()).items()}
     Path(sys.argv[2]).write_text(json.dumps(report))
 
