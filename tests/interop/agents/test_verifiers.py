@@ -1,20 +1,16 @@
-"""`ferry train grpo` with an environment of verifiers (PyPI), by docs/examples/verifiers_agent.py. It asks for versions of packages that other peers do
-not have, and for 0.7 GB: it runs in a virtual environment of its own."""
-import os
+"""`ferry train grpo` with an environment of verifiers (PyPI), by docs/examples/verifiers_agent.py: tools/requirements-verifiers.txt."""
 import subprocess
-from pathlib import Path
+import sys
 
 import pytest
 
 from ppo_run import ACTOR, ROLLOUT, samples, train
 from ranks import TORCH_PROGRAM
-from support import ROOT, tree
+from support import PEERS, ROOT, tree
 from test_agents import CALLS, write_world
 
-PYTHON = Path(os.environ.get("FERRY_VERIFIERS", ROOT / "build/verifiers/bin/python"))
-pytestmark = [pytest.mark.skipif(not TORCH_PROGRAM.exists(), reason="this build has no models: configure it with -Dtorch_root"),
-              pytest.mark.skipif(not PYTHON.exists(), reason=f"{PYTHON} is not there: python3 -m venv build/verifiers, "
-                                                             "build/verifiers/bin/pip install verifiers==0.1.14")]
+PYTHONPATH = f"PYTHONPATH={PEERS}/verifiers"
+pytestmark = pytest.mark.skipif(not TORCH_PROGRAM.exists(), reason="this build has no models: configure it with -Dtorch_root")
 
 # Three turns; the reward is the share of the first half of the alphabet in what the model says.
 ENVIRONMENT = """import verifiers as vf
@@ -43,7 +39,7 @@ def test_an_environment_of_verifiers_plays_sessions(work):
     world = write_world(work / "world", CALLS)
     (world / "talk.py").write_text(ENVIRONMENT)
     agent = {f"{ROLLOUT}.agent.default_agent_loop": "program_agent", f"{ROLLOUT}.agent.program_timeout": 60, "reward_model.command": None,
-             f"{ROLLOUT}.agent.program_command": f"{PYTHON} {ROOT / 'docs/examples/verifiers_agent.py'} {world / 'talk.py'}",
+             f"{ROLLOUT}.agent.program_command": f"env {PYTHONPATH} {sys.executable} {ROOT / 'docs/examples/verifiers_agent.py'} {world / 'talk.py'}",
              "data.max_prompt_length": 64, "data.max_response_length": 96, f"{ACTOR}.ppo_max_token_len_per_gpu": 256}
     steps = train(world, work / "run", **agent)
     for step, metrics in steps.items():
@@ -60,5 +56,6 @@ def test_an_environment_of_verifiers_plays_sessions(work):
 
 
 def test_it_is_the_release_that_the_example_names():
-    version = subprocess.run([PYTHON, "-c", "import verifiers; print(verifiers.__version__)"], capture_output=True, text=True, check=True).stdout
+    command = ["env", PYTHONPATH, sys.executable, "-c", "import verifiers; print(verifiers.__version__)"]
+    version = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert version.strip() == "0.1.14"
