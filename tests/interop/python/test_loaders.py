@@ -4,7 +4,6 @@ vLLM and SGLang do not run without a GPU. Their side is played by the classes be
 vllm/model_executor/model_loader (base_loader.py of commit 01f62d3, __init__.py) and SGLang's python/sglang/srt/model_loader/loader.py (commit
 005cbe0) and model_executor/model_runner.py.
 """
-import os
 import shutil
 import subprocess
 import sys
