@@ -88,6 +88,8 @@ class FsdpReader {
           is_factor ? std::string(key.as_string()) : name_in_base(key.as_string(), path.string());
       require(names.insert(name).second, ErrorKind::kCorrupt, "{}: holds {} twice", path.string(),
               name);
+      require(first_.empty() || names_.contains(name), ErrorKind::kCorrupt,
+              "{}: holds {}, which {} lacks", path.string(), name, first_.string());
       if (is_factor != (part_ == FsdpPart::kAdapter)) continue;
       const auto parts = distckpt::parse_rank_parts(file, value, name);
       auto& tensor = tensor_of(name, parts, rank, path);
@@ -102,10 +104,11 @@ class FsdpReader {
           stored_.checksums.push_back(std::move(*checksum));
       }
     }
-    names_.insert(names.begin(), names.end());
-    require(names.size() == names_.size(), ErrorKind::kCorrupt,
-            "{}: holds {} tensors, but those of the ranks together {}", path.string(), names.size(),
-            names_.size());
+    for (const auto& name : names_)
+      require(names.contains(name), ErrorKind::kCorrupt, "{}: lacks {}, which {} holds",
+              path.string(), name, first_.string());
+    if (first_.empty()) first_ = path;
+    names_ = std::move(names);
   }
 
   TensorLayout& tensor_of(const std::string& name,
@@ -124,7 +127,8 @@ class FsdpReader {
   fs::path folder_;
   FsdpPart part_;
   Stored stored_;
-  std::set<std::string> names_;                                          // of both parts
+  fs::path first_;                                                       // of the files read
+  std::set<std::string> names_;                                          // in each, of both parts
   std::map<std::string, std::map<std::int64_t, TensorLayout>> tensors_;  // by name, then by copy
 };
 

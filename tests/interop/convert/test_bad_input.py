@@ -7,6 +7,8 @@ import pickle
 import shutil
 import struct
 import subprocess
+import zipfile
+import zlib
 from random import Random
 
 import pytest
@@ -466,7 +468,21 @@ def test_the_configuration_of_another_model_does_not_fit(work):
 
 # ---------------------------------------------------------------------------------------------------- damaged metadata
 
-DESCRIBED = {"torch_dist": ("llama_optim_dp", "*/.metadata"), "zarr": ("zarr/llama_zarr_tp2pp2", "*/*/.zarray"), "dcp": (None, ".metadata")}
+DESCRIBED = {"torch_dist": ("llama_optim_dp", "*/.metadata"), "zarr": ("zarr/llama_zarr_tp2pp2", "*/*/.zarray"), "dcp": (None, ".metadata"),
+             "fsdp": ("sharded/fsdp2_llama", "model_*_rank_*.pt")}
+
+
+def with_another_byte(path, random):
+    """-> the bytes of a file in which one byte is another; in a zip, one of data.pkl, whose checksum is right again"""
+    bad, begin, size = bytearray(path.read_bytes()), 0, path.stat().st_size
+    if zipfile.is_zipfile(path):
+        (entry,) = [entry for entry in zipfile.ZipFile(path).infolist() if entry.filename.endswith("data.pkl")]
+        begin = entry.header_offset + 30 + len(entry.filename) + int.from_bytes(bad[entry.header_offset + 28:entry.header_offset + 30], "little")
+        size = entry.file_size
+    bad[begin + random.randrange(size)] = random.choice(b"0123456789xyz")
+    if begin:
+        bad = bad.replace(struct.pack("<I", entry.CRC), struct.pack("<I", zlib.crc32(bad[begin:begin + size])))
+    return bad
 
 
 @pytest.mark.parametrize("form", DESCRIBED)
@@ -478,9 +494,7 @@ def test_a_refusal_of_damaged_metadata_names_its_file(form, work):
     for _ in range(60):
         path = random.choice(files)
         good = path.read_bytes()
-        bad = bytearray(good)
-        bad[random.randrange(len(bad))] = random.choice(b"0123456789xyz")
-        path.write_bytes(bad)
+        path.write_bytes(with_another_byte(path, random))
         done = ferry("digest", work / "bad", "--tensors-only", "--hf-config", DATA / "hf_llama/hf")
         path.write_bytes(good)
         if done.returncode == 2:
