@@ -115,8 +115,8 @@ TEST_F(Commands, ConvertNamesTheOptionThatItDoesNotTake) {
 }
 
 TEST_F(Commands, ConvertOfAnAdapterTakesNoOptionsOfAModel) {
-  const auto outcome = ferry(
-      {"convert", at("other"), at("out"), "--base", at("hf"), "--to", "peft", "--dtype", "fp32"});
+  const auto outcome =
+      ferry({"convert", at("other"), at("out"), "--base", at("hf"), "--to", "peft", "--resume"});
   EXPECT_EQ(outcome.status, 2);
   EXPECT_TRUE(outcome.complains("of an adapter all is converted as it is")) << outcome.err;
   EXPECT_TRUE(ferry({"convert", at("other"), at("out"), "--base", at("hf")})
