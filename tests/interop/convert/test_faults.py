@@ -10,13 +10,16 @@ import collections
 import concurrent.futures
 import random
 import shutil
+import struct
 import threading
+import zipfile
 import zlib
 
 import pytest
 
 import oracle
 import torch_dist_raw as raw
+from sharded_runs import sharded_runs
 from support import DATA, ferry, iteration_folder, llama_config, parse_safetensors, run_ok, safetensors_bytes, write_hf
 
 SEED = 20250101
@@ -322,3 +325,40 @@ def test_there_were_a_thousand_faults():
     if set(DONE) != set(CAMPAIGNS):
         pytest.skip("counts the faults of the tests above, which did not all run to their end")
     assert sum(DONE.values()) >= 1000
+
+
+# ---------------------------------------------------------------------------------------------------- damaged metadata
+
+DESCRIBED = {"torch_dist": ("llama_optim_dp", "*/.metadata"), "zarr": ("zarr/llama_zarr_tp2pp2", "*/*/.zarray"), "dcp": (None, ".metadata"),
+             "fsdp": ("sharded/fsdp2_llama", "model_*_rank_*.pt")}
+
+
+def with_another_byte(path, rng):
+    """-> the bytes of a file in which one byte is another; in a zip, one of data.pkl, whose checksum is right again"""
+    bad, begin, size = bytearray(path.read_bytes()), 0, path.stat().st_size
+    if zipfile.is_zipfile(path):
+        (entry,) = [entry for entry in zipfile.ZipFile(path).infolist() if entry.filename.endswith("data.pkl")]
+        begin = entry.header_offset + 30 + len(entry.filename) + int.from_bytes(bad[entry.header_offset + 28:entry.header_offset + 30], "little")
+        size = entry.file_size
+    bad[begin + rng.randrange(size)] = rng.choice(b"0123456789xyz")
+    if begin:
+        bad = bad.replace(struct.pack("<I", entry.CRC), struct.pack("<I", zlib.crc32(bad[begin:begin + size])))
+    return bad
+
+
+@pytest.mark.parametrize("form", DESCRIBED)
+def test_a_refusal_of_damaged_metadata_names_its_file(form, work):
+    """One byte of a file that describes tensors is another: whatever does not fit then, the error leads to that file."""
+    name, pattern = DESCRIBED[form]
+    shutil.copytree(DATA / name if name else sharded_runs() / "dcp_model", work / "bad")
+    rng, files, refused = random.Random(form), sorted((work / "bad").glob(pattern)), 0
+    for _ in range(60):
+        path = rng.choice(files)
+        good = path.read_bytes()
+        path.write_bytes(with_another_byte(path, rng))
+        done = ferry("digest", work / "bad", "--tensors-only", "--hf-config", DATA / "hf_llama/hf")
+        path.write_bytes(good)
+        if done.returncode == 2:
+            refused += 1
+            assert path.name in done.stderr, done.stderr
+    assert refused > 30
