@@ -132,7 +132,7 @@ def test_a_rank_twice_leaves_a_hole(work):
 def test_a_rank_of_another_model_is_refused(work):
     root = verl(work, "fsdp2_llama")
     edit(rank_file(root, 2), lambda s: s.pop("model.norm.weight"))
-    refuse_to_convert(work, root, "rank_2.pt", "tensors")
+    refuse_to_convert(work, root, "rank_2.pt: lacks model.norm.weight", "rank_0.pt holds")
 
 
 def test_a_replica_that_differs_is_refused(work):
