@@ -301,8 +301,14 @@ std::optional<TransformerConfig> read_args(PickleValue common_state) {
   require(config.num_attention_heads % config.num_query_groups == 0, ErrorKind::kCorrupt,
           "{} say {} attention heads in {} query groups", kArguments, config.num_attention_heads,
           config.num_query_groups);
-  config.kv_channels = args.find("kv_channels") ? args.size("kv_channels")
-                                                : config.hidden_size / config.num_attention_heads;
+  if (args.find("kv_channels")) {
+    config.kv_channels = args.size("kv_channels");
+  } else {
+    require(config.hidden_size % config.num_attention_heads == 0, ErrorKind::kCorrupt,
+            "{} say a hidden_size of {}, no multiple of {} heads, and no kv_channels", kArguments,
+            config.hidden_size, config.num_attention_heads);
+    config.kv_channels = config.hidden_size / config.num_attention_heads;
+  }
   config.vocab_size = args.integer("vocab_size", 0);
   config.max_position_embeddings = args.integer("max_position_embeddings", 0);
   config.layernorm_epsilon = args.number("norm_epsilon", 1e-5);

@@ -117,6 +117,18 @@ TEST(MegatronArgs, RefusesHeadsThatDoNotFillTheirGroups) {
       fails(ErrorKind::kCorrupt, {"4 attention heads in 3 query groups"}, [&] { groups(3); }));
 }
 
+TEST(MegatronArgs, RefusesHeadsWhoseSizeNothingSays) {
+  const auto heads = [](std::int64_t count) {
+    return read([&](PickleWriter& pickle) { pickle.string("num_attention_heads").integer(count); });
+  };
+  EXPECT_EQ(heads(2).kv_channels, 32);
+  for (const std::int64_t count : {3, 128}) {
+    EXPECT_TRUE(fails(ErrorKind::kCorrupt,
+                      {"hidden_size of 64", std::to_string(count) + " heads", "kv_channels"},
+                      [&] { heads(count); }));
+  }
+}
+
 TEST(MegatronArgs, RefusesNumbersThatAreNone) {
   for (const auto value :
        {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
