@@ -105,7 +105,7 @@ void plan(const PlanFlags& flags,
   if (plan.fits()) return;
   fmt::print(stderr, "{}",
              Error(ErrorKind::kDevice, "the run does not fit",
-                   fmt::format("{}", fmt::join(plan.misfits, "\n      ")))
+                   fmt::format("{}", fmt::join(plan.misfits, "\n")))
                  .report());
   throw CLI::RuntimeError(kTrouble);
 }

@@ -1,5 +1,7 @@
 #include "distckpt/base/error.h"
 
+#include <algorithm>
+
 #include "distckpt/base/printable.h"
 
 namespace ferry {
@@ -44,7 +46,12 @@ std::string Error::report() const {
   auto text = fmt::format("error: {}\n", printable(what(), kMaxLine));
   for (const auto& frame : context_)
     text += fmt::format("  while {}\n", printable(frame, kMaxLine));
-  if (!hint_.empty()) text += fmt::format("hint: {}\n", printable(hint_, kMaxLine));
+  std::string_view margin = "hint: ";
+  for (std::string_view rest = hint_; !rest.empty(); margin = "      ") {
+    const auto line = rest.substr(0, rest.find('\n'));
+    rest.remove_prefix(std::min(line.size() + 1, rest.size()));
+    text += fmt::format("{}{}\n", margin, printable(line, kMaxLine));
+  }
   return text;
 }
 

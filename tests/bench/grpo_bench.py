@@ -4,6 +4,9 @@
     python3 tests/bench/make_checkpoint.py qwen2.5-1.5b shape
     grpo_bench.py shape --ferry build/cli/ferry --folder build/bench/grpo
 
+    grpo_bench.py shape --ferry build/cli/ferry --ranks 4 --only fast --token-budget auto --updates 4 \
+        --set actor_rollout_ref.rollout.tensor_model_parallel_size=4
+
 Prompts and answers have exactly the requested lengths: the tokenizer written beside the checkpoint makes each character a token, and
 answers continue to their limit. The score of an answer is a number computed from its text. The fastest step but the first counts, with its
 own phases. The last line is the report in JSON; --only leaves programs out."""
@@ -34,7 +37,7 @@ train_batch_size = {prompts}
 path = {checkpoint}
 
 [actor_rollout_ref.actor]
-ppo_mini_batch_size = {prompts}
+ppo_mini_batch_size = {mini_batch}
 ppo_max_token_len_per_gpu = {token_budget}
 recompute_old_log_prob = {recompute_old_log_prob}
 
@@ -44,8 +47,7 @@ alignment = "{alignment}"
 [actor_rollout_ref.rollout]
 n = {samples}
 ignore_eos = true
-max_num_seqs = {sequences}
-max_num_batched_tokens = {token_budget}
+{engine_limits}
 
 [reward_model]
 command = {reward}
@@ -85,12 +87,18 @@ def write_prompts(folder, count, length, vocabulary):
 def run_ferry(flags, folder, program):
     """(phases, seconds, peak) of the fastest step but the first, or nothing if it does not fit."""
     alignment, _, recomputed = program.partition("_")
-    settings = vars(flags) | {"program": program, "alignment": alignment, "recompute_old_log_prob": "true" if recomputed else '"auto"', "sequences": flags.prompts * flags.samples,
+    chosen = flags.token_budget == '"auto"'  # then the engine's limits are the defaults, too
+    limits = "" if chosen else f"max_num_seqs = {flags.prompts * flags.samples}\nmax_num_batched_tokens = {flags.token_budget}"
+    settings = vars(flags) | {"program": program, "alignment": alignment, "recompute_old_log_prob": "true" if recomputed else '"auto"',
+                              "mini_batch": flags.prompts // flags.updates, "engine_limits": limits,
                               "checkpoint": json.dumps(str(flags.checkpoint.resolve())), "reward": json.dumps(f"{sys.executable} reward.py")}
     (folder / f"{program}.toml").write_text(CONFIG.format(**settings))
     metrics = folder / program / "metrics.jsonl"
     metrics.unlink(missing_ok=True)
-    subprocess.run([flags.ferry.resolve(), "train", "grpo", "--config", f"{program}.toml"], cwd=folder, check=True)
+    command = [flags.ferry.resolve(), "train", "grpo", "--config", f"{program}.toml", *flags.set]
+    if flags.ranks > 1:
+        command = [sys.executable, "-m", "torch.distributed.run", "--no-python", "--nproc-per-node", str(flags.ranks), "--", *command]
+    subprocess.run(command, cwd=folder, check=True)
     steps = [json.loads(line)["data"] for line in metrics.read_text().splitlines()]
     (folder / program / "steps.json").write_text(json.dumps(steps))
     for step in steps:
@@ -118,23 +126,30 @@ def run_transformers(flags, folder):
     return report | best | {"steps": [step["seconds"] for step in report["steps"]]}
 
 
+def token_budget(text):
+    return '"auto"' if text == "auto" else int(text)
+
+
 def expect(value, expected, what):
     if value != expected:
         sys.exit(f"{what}: {value}, expected {expected}")
 
 
 def training_flops(config, sequences, length):
-    """trainer/metrics/flops.h, of a dense model."""
+    """trainer/metrics/flops.h, of a dense model or of one whose layers all have experts."""
     hidden, layers, heads, dim = (config[key] for key in ("hidden_size", "num_hidden_layers", "num_attention_heads", "head_dim"))
     attention = hidden * dim * (2 * heads + 2 * config["num_key_value_heads"])
-    weights = 2 * config["vocab_size"] * hidden + layers * (attention + 3 * hidden * config["intermediate_size"])
+    mlp = 3 * hidden * config["intermediate_size"]
+    if experts := config.get("num_experts"):
+        mlp = 3 * hidden * config["moe_intermediate_size"] * config["num_experts_per_tok"] + hidden * experts
+    weights = 2 * config["vocab_size"] * hidden + layers * (attention + mlp)
     return sequences * (6 * length * weights + 6 * length**2 * dim * heads * layers)
 
 
 def table(results, flags, flops):
     """Rows are what took time; a column for each program. Shares are of the peak that --peak-tflops says."""
     answers = flags.prompts * flags.samples * flags.response_length
-    peak = flags.peak_tflops * 1e12
+    peak = flags.peak_tflops * 1e12 * flags.ranks
 
     def row(name, value, form):
         cells = [value(result) for result in results.values()]
@@ -150,6 +165,7 @@ def table(results, flags, flops):
     lines += [row(f"{name}, s", lambda result, name=name: result["phases"].get(name), ".3f") for name in PHASES]
     lines += [row("the rest, s", rest, ".3f"), row("step, s", lambda result: result["seconds"], ".2f"),
               row("tokens/s", lambda result: flags.tokens / result["seconds"], ",.0f"),
+              row("tokens/s of each GPU", lambda result: flags.tokens / result["seconds"] / flags.ranks, ",.0f"),
               row("answers' tokens/s while generating", lambda result: answers / result["phases"]["gen"], ",.0f"),
               row("MFU of update_actor, %", share("update_actor", flops), ".1f"),
               row("MFU of old_log_prob, %", share("old_log_prob", flops / 3), ".1f"),
@@ -166,7 +182,10 @@ def main():
     parser.add_argument("--samples", type=int, default=8)
     parser.add_argument("--prompt-length", type=int, default=512)
     parser.add_argument("--response-length", type=int, default=512)
-    parser.add_argument("--token-budget", type=int, default=16384, help="of a micro-batch, and of a step that generates")
+    parser.add_argument("--token-budget", type=token_budget, default=16384, help='of a micro-batch, and of a step that generates; "auto": the defaults')
+    parser.add_argument("--updates", type=int, default=1, help="of a step")
+    parser.add_argument("--ranks", type=int, default=1, help="processes, started by this Python's torchrun")
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings of ferry's runs")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--peer-steps", type=int, default=2)
     parser.add_argument("--peak-tflops", type=float, default=989, help="of the GPU, dense and in bf16: by default an H100's or H200's")

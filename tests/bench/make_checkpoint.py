@@ -18,6 +18,7 @@ SHAPES = {  # model_type, hidden, layers, heads, key-value heads, head_dim, ffn,
     "llama-3-70b": ("llama", 8192, 80, 64, 8, 128, 28672, 128256, False),
     "qwen3-0.6b": ("qwen3", 1024, 28, 16, 8, 128, 3072, 151936, True),
     "qwen3-8b": ("qwen3", 4096, 36, 32, 8, 128, 12288, 151936, False),
+    "qwen3-32b": ("qwen3", 5120, 64, 64, 8, 128, 25600, 151936, False),
     "qwen3-30b-a3b": ("qwen3_moe", 2048, 48, 32, 4, 128, 768, 151936, False),  # ffn: of one of 128 experts
     "qwen3-30b-a3b-4": ("qwen3_moe", 2048, 4, 32, 4, 128, 768, 151936, False),  # its first four
     "qwen3-30b-a3b-2": ("qwen3_moe", 2048, 2, 32, 4, 128, 768, 151936, False),  # its first two layers: 3.7 GB

@@ -48,6 +48,11 @@ TEST(Printable, IsHowAnErrorIsReported) {
       << report;
 }
 
+TEST(Printable, LinesOfAHintStandUnderItsFirst) {
+  EXPECT_EQ(Error(ErrorKind::kDevice, "no room", "less of a\nor of \a\n").report(),
+            "error: no room\nhint: less of a\n      or of \\x07\n");
+}
+
 TEST(Printable, ErrorsSayWhatComesBehindANul) {
   const Error error(ErrorKind::kCorrupt, std::string("a\0b: bad", 8));
   EXPECT_STREQ(error.what(), R"(a\x00b: bad)");
