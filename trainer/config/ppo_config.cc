@@ -27,7 +27,7 @@ namespace {
 const std::string kActorModel = "actor_rollout_ref.model";
 constexpr const char* kParamOffloadHelp =
     "keep parameters on the host while other roles work; auto: where the run does not fit "
-    "otherwise";
+    "otherwise, or is faster";
 constexpr const char* kTokensHelp =
     "tokens of a micro-batch per context parallel rank; auto: what fits, up to 16384 or what the "
     "longest prompt and answer need";
@@ -77,7 +77,7 @@ void list_trained(ConfigTable& table,
   table.add_auto("param_offload", engine.param_offload, kParamOffloadHelp);
   table.add_auto("grad_offload", engine.grad_offload,
                  "give the gradients' memory away while this role does not train; auto: where the "
-                 "run does not fit otherwise");
+                 "run does not fit otherwise, or is faster");
   list(table, role + ".optim", optim);
   list(table, role + ".profiler", profiler);
 }

@@ -103,7 +103,7 @@ void list_training(ConfigTable& table, EngineConfig& c) {
       "needs half of their memory");
   table.add_auto("optimizer_offload", c.optimizer_offload,
                  "keep masters and moments in pinned memory of the host, whence an update streams "
-                 "them through the GPU; auto: where the run does not fit otherwise");
+                 "them through the GPU; auto: where the run does not fit otherwise, or is faster");
 }
 
 void list_load_balancing(ConfigTable& table, EngineConfig& c) {

@@ -14,6 +14,9 @@ namespace {
 
 using Keys = std::vector<OffloadKey>;
 
+// A run that fits as it is must gain more than what the plan may err by.
+constexpr double kWorthwhile = 0.85;  // of its step's seconds
+
 double moved_by(const Keys& keys) {
   double bytes = 0;
   for (const auto& key : keys) bytes += key.moved;
@@ -131,9 +134,10 @@ ChosenOffload choose_offload(const RunSetup& setup,
   const auto open = open_offload_keys(setup);
   if (open.empty()) return {};
   auto least = plan_with({});  // of those that do not fit, the one that lacks least
-  if (least.fits()) return {};
+  const bool fits = least.fits();
   std::optional<Keys> best;
-  double seconds = std::numeric_limits<double>::infinity();
+  double seconds =
+      fits ? kWorthwhile * least.step_seconds() : std::numeric_limits<double>::infinity();
   std::optional<Keys> refused;  // by a host alone: the one that pins least
   std::int64_t pinned = std::numeric_limits<std::int64_t>::max();
   std::string misfit;
@@ -153,6 +157,7 @@ ChosenOffload choose_offload(const RunSetup& setup,
       misfit = misfits.front();
     }
   }
+  if (!best && fits) return {};
   if (!best) {
     if (refused) return {.reasons = {reason_against(setup, *refused, misfit)}};
     const auto [phase, bytes] = worst_phase(least);

@@ -1,6 +1,6 @@
-// The choice of what rests on the host, where a configuration leaves it open ("auto"): nothing in a
-// run that fits without; else, of the combinations that fit the devices and the hosts, the one
-// whose step takes the fewest seconds by the plan.
+// The choice of what rests on the host, where a configuration leaves it open ("auto"): of the
+// combinations that fit the devices and the hosts, the one whose step takes the fewest seconds by
+// the plan; nothing in a run that fits without and would gain less than 15 %.
 #pragma once
 
 #include <cstddef>

@@ -52,14 +52,22 @@ TEST(Auto, FitsTheRunThatDied) {
   EXPECT_EQ(config.actor.megatron.recompute_granularity, Granularity::kNone);
 }
 
+// Nothing may rest on the host.
+PpoConfig grpo_on_the_device() {
+  auto config = grpo();
+  config.actor.megatron.optimizer_offload = false;
+  config.actor.megatron.grad_offload = false;
+  return config;
+}
+
 TEST(Auto, ComputesLayersAgainWhereMemoryIsShort) {
-  const auto config = chosen(grpo(), gpu_of(84));
+  const auto config = chosen(grpo_on_the_device(), gpu_of(84));
   EXPECT_EQ(config.actor.megatron.recompute_granularity, Granularity::kFull);
   EXPECT_GE(config.actor.ppo_max_token_len_per_gpu, 4096);
 }
 
 TEST(Auto, ComputesNoMoreLayersAgainThanItHasTo) {
-  auto config = chosen(grpo(), gpu_of(90));
+  auto config = chosen(grpo_on_the_device(), gpu_of(90));
   ASSERT_EQ(config.actor.megatron.recompute_method, models::Recompute::Method::kBlock);
   config.actor.ppo_max_token_len_per_gpu = 4096;
   --*config.actor.megatron.recompute_num_layers;
