@@ -1,10 +1,12 @@
 #include "models/device/device.h"
 
+#include <ATen/Context.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <cuda_profiler_api.h>
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <new>
 
 #include "distckpt/base/error.h"
@@ -47,6 +49,14 @@ void release_cached_memory(c10::Device device) {
   if (!device.is_cuda()) return;
   synchronize(device);
   c10::cuda::CUDACachingAllocator::emptyCache();
+}
+
+void leave_free(c10::Device device, std::int64_t bytes) {
+  const auto total = total_memory(device);
+  if (!total) return;
+  at::globalContext().lazyInitDevice(c10::kCUDA);
+  const auto share = 1 - static_cast<double>(bytes) / static_cast<double>(*total);
+  c10::cuda::CUDACachingAllocator::setMemoryFraction(std::clamp(share, 0.0, 1.0), device.index());
 }
 
 void pin(void* data, std::size_t bytes) {

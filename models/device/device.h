@@ -21,6 +21,10 @@ std::int64_t peak_reserved_memory(c10::Device device);  // and those that it kep
 // Gives what LibTorch keeps for later use back to the device, once its work is done.
 void release_cached_memory(c10::Device device);
 
+// Leaves `bytes` of the device to what does not allocate through LibTorch: contexts, NCCL. LibTorch
+// gives back what it keeps for later use before it takes more than the rest, and fails then.
+void leave_free(c10::Device device, std::int64_t bytes);
+
 // Pins memory of the host: devices then copy from and to it beside what else they do. Nothing
 // without CUDA. Throws std::bad_alloc where the system pins no more, else Error(kDevice).
 void pin(void* data, std::size_t bytes);

@@ -22,6 +22,8 @@ std::int64_t peak_reserved_memory(c10::Device) {
 
 void release_cached_memory(c10::Device) {}
 
+void leave_free(c10::Device, std::int64_t) {}
+
 void pin(void*, std::size_t) {}
 
 void unpin(void*) {}

@@ -1,5 +1,6 @@
 #include "models/distributed/nccl_backend.h"
 
+#include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 
 #include <algorithm>
@@ -28,7 +29,13 @@ constexpr auto kNcclGrace = std::chrono::seconds(1);
 
 class Watch {
  public:
-  Watch() : looks_([this] { look(); }), guards_([this] { guard(); }) {}
+  // Threads begin on device 0, where asking for work would make a context of half a GiB.
+  explicit Watch(c10::DeviceIndex device)
+      : looks_([this, device] {
+          c10::cuda::set_device(device);
+          look();
+        }),
+        guards_([this] { guard(); }) {}
 
   void add(c10::intrusive_ptr<c10d::Work> work,
            std::shared_ptr<const WatchedRun> run,
@@ -141,7 +148,7 @@ void watch_nccl(c10::intrusive_ptr<c10d::Work> work,
                 std::function<Error(const std::string& why)> failure) {
   // Work of a graph that is being captured begins when the graph is launched.
   if (c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None) return;
-  static auto& watch = *std::make_unique<Watch>().release();
+  static auto& watch = *std::make_unique<Watch>(c10::cuda::current_device()).release();
   watch.add(std::move(work), std::move(run), std::move(failure));
 }
 

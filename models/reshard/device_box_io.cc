@@ -1,5 +1,7 @@
 #include "models/reshard/device_box_io.h"
 
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
 
@@ -29,28 +31,26 @@ void check_copy(cudaError_t status, std::string_view what) {
   require(status == cudaSuccess, ErrorKind::kDevice, "{}: {}", what, cudaGetErrorString(status));
 }
 
-// Sets the thread's device for the lifetime of the object.
-class OnDevice {
- public:
-  explicit OnDevice(int device) {
-    check_copy(cudaGetDevice(&before_), "cudaGetDevice");
-    check_copy(cudaSetDevice(device), "cudaSetDevice");
-  }
-  ~OnDevice() { cudaSetDevice(before_); }
-  OnDevice(const OnDevice&) = delete;
-  OnDevice& operator=(const OnDevice&) = delete;
+// Every call of CUDA makes a context on its thread's device, which takes half a GiB of it: a thread
+// without a device of its own, where CUDA assumes device 0, calls CUDA beneath such a guard alone.
+c10::cuda::CUDAGuard on_device(int device) {
+  return c10::cuda::CUDAGuard(static_cast<c10::DeviceIndex>(device));
+}
 
- private:
-  int before_ = 0;
-};
+// On a device that has a context, if there is one.
+c10::cuda::OptionalCUDAGuard on_a_device_in_use() {
+  return c10::cuda::OptionalCUDAGuard(c10::cuda::getDeviceIndexWithPrimaryContext());
+}
 
 class PinnedMemory : public std::pmr::memory_resource {
   void* do_allocate(std::size_t bytes, std::size_t /*alignment*/) override {
+    const auto on = on_a_device_in_use();
     void* data = nullptr;  // begins at a page
     check_copy(cudaHostAlloc(&data, bytes, cudaHostAllocPortable), "allocating pinned memory");
     return data;
   }
   void do_deallocate(void* data, std::size_t /*bytes*/, std::size_t /*alignment*/) override {
+    const auto on = on_a_device_in_use();
     cudaFreeHost(data);
   }
   bool do_is_equal(const std::pmr::memory_resource& other) const noexcept override {
@@ -87,7 +87,7 @@ class CopyStreams {
     for (const auto& storage : storages) {
       const auto* memory = std::get_if<distckpt::MemoryStorage>(&storage);
       if (memory == nullptr || memory->device < 0 || streams_.contains(memory->device)) continue;
-      const OnDevice on(memory->device);
+      const auto on = on_device(memory->device);
       const auto device = static_cast<c10::DeviceIndex>(memory->device);
       const auto stream = c10::cuda::getStreamFromPool(false, device);
       Mark before;
@@ -215,7 +215,7 @@ class DeviceSink : public distckpt::MemorySink {
  public:
   explicit DeviceSink(const distckpt::Layout& layout) : MemorySink(layout), streams_(storages()) {
     for (const int device : streams_.devices()) {
-      const OnDevice on(device);
+      const auto on = on_device(device);
       pools_.try_emplace(device);
     }
   }
@@ -228,7 +228,7 @@ class DeviceSink : public distckpt::MemorySink {
              std::vector<ChecksumPart>& parts) override {
     const auto& memory = memory_of(storages(), region);
     if (memory.device < 0) return MemorySink::write(region, packed, parts);
-    const OnDevice on(memory.device);
+    const auto on = on_device(memory.device);
     Mark copied;
     const auto stream = streams_.of(memory.device);
     copy_region(memory.data, region, const_cast<std::byte*>(packed.data()), cudaMemcpyHostToDevice,
@@ -243,13 +243,14 @@ class DeviceSink : public distckpt::MemorySink {
     if (memory.device < 0) return MemorySink::lease(region);
     const auto bytes = static_cast<std::size_t>(region.num_bytes());
     if (bytes == 0 || bytes > BufferPool::kBytes) return {};
+    const auto on = on_device(memory.device);
     return {pools_.at(memory.device).take(), bytes};
   }
 
   void put(const Region& region, std::span<std::byte> leased) override {
     const auto& memory = memory_of(storages(), region);
     if (memory.device < 0) return MemorySink::put(region, leased);
-    const OnDevice on(memory.device);
+    const auto on = on_device(memory.device);
     const auto stream = streams_.of(memory.device);
     copy_region(memory.data, region, leased.data(), cudaMemcpyHostToDevice, stream);
     pools_.at(memory.device).give_back(leased.data(), stream);
@@ -288,7 +289,7 @@ class DeviceSource : public distckpt::BoxSource {
             std::vector<ChecksumPart>& parts) override {
     const auto& memory = memory_of(storages_, region);
     if (memory.device < 0) return host_.read(region, packed, parts);
-    const OnDevice on(memory.device);
+    const auto on = on_device(memory.device);
     Mark copied;
     const auto stream = streams_.of(memory.device);
     copy_region(memory.data, region, packed.data(), cudaMemcpyDeviceToHost, stream);

@@ -60,6 +60,18 @@ void check_hosts(const RunPlan& plan, const std::vector<HostShare>& hosts) {
       "optimizer_offload, async_save)");
 }
 
+// Leaves to CUDA and NCCL what the plan says that they take on this rank: NCCL allocates a little
+// now and then for as long as a run lasts, and a device that LibTorch has all of fails it then.
+void leave_room(const RunPlan& plan, const models::World& world) {
+  std::int64_t others = 0;
+  for (const auto& group : plan.ranks) {
+    if (std::ranges::find(group.ranks, world.rank()) == group.ranks.end()) continue;
+    for (const auto& phase : group.phases) others = std::max(others, phase.bytes.context);
+  }
+  const auto total = models::total_memory(world.device()).value_or(0);
+  models::leave_free(world.device(), others + total / 64);
+}
+
 template <typename Config, typename Models>
 Config plan_and_say(const Config& config,
                     const Models& models,
@@ -75,6 +87,7 @@ Config plan_and_say(const Config& config,
   if (device.on_host) return chosen.config;
   const auto plan = plan_run(setup_of(chosen.config, models, world.size(), device));
   check_hosts(plan, hosts);
+  leave_room(plan, world);
   if (world.rank() != 0) return chosen.config;
   std::int64_t most = 0;
   std::string where;
