@@ -138,6 +138,7 @@ void Generation::find_calls(Sample& sample, SamplePart& part) const {
   if (part.finish_reason != FinishReason::kNone) {
     auto rest = sample.tool_calls->finish();
     found.content += rest.content;
+    found.reasoning += rest.reasoning;
     std::ranges::move(rest.calls, std::back_inserter(found.calls));
   }
   const std::size_t most = request_.parallel_tool_calls ? found.calls.size()
@@ -145,6 +146,7 @@ void Generation::find_calls(Sample& sample, SamplePart& part) const {
                                                         : 0;
   found.calls.resize(std::min(found.calls.size(), most));
   part.text = std::move(found.content);
+  part.reasoning = std::move(found.reasoning);
   part.calls = std::move(found.calls);
   part.first_call = sample.num_calls;
   sample.num_calls += part.calls.size();
@@ -162,6 +164,7 @@ void Generation::give(Sample& sample, SamplePart part, EngineMetrics& metrics) {
   }
   if (!request_.stream) {
     whole.text += part.text;
+    whole.reasoning += part.reasoning;
     std::ranges::move(part.calls, std::back_inserter(whole.calls));
     std::ranges::move(part.tokens, std::back_inserter(whole.tokens));
     whole.finish_reason = part.finish_reason;
@@ -173,7 +176,7 @@ void Generation::give(Sample& sample, SamplePart part, EngineMetrics& metrics) {
   if (!std::exchange(sample.has_begun, true) && (request_.is_chat || request_.return_token_ids))
     write_event(writer_.first_chunk(part.index));
   const bool has_tokens = request_.logprobs || request_.return_token_ids;
-  if (!part.text.empty() || !part.calls.empty() || has_tokens ||
+  if (!part.text.empty() || !part.reasoning.empty() || !part.calls.empty() || has_tokens ||
       part.finish_reason != FinishReason::kNone)
     write_event(writer_.chunk(std::move(part), usage_));
 }

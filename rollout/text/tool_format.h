@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -23,6 +24,15 @@ enum class ToolFormat : std::uint8_t {
   // JSON (V3.1). Both are read as either.
   kDeepSeekV3,
   kDeepSeekV31,
+  // <｜DSML｜invoke name="..."> with <｜DSML｜parameter name="..." string="...">, several in a
+  // frame
+  // <｜DSML｜function_calls> (V3.2) or <｜DSML｜tool_calls> (V4).
+  kDeepSeekV32,
+  kDeepSeekV4,
+  kKimiK2,     // functions.name:index and JSON between Kimi's own tokens
+  kMiniMaxM2,  // <minimax:tool_call> around <invoke name="..."> and <parameter name="...">
+  kSeedOss,    // <seed:tool_call> around what kQwen3Coder has
+  kOpenAi,     // messages on channels (GPT-OSS, harmony.h)
 };
 
 // `name`: one of tool_format_names(). Nothing for another one.
@@ -30,7 +40,19 @@ std::optional<ToolFormat> tool_format(std::string_view name);
 std::vector<std::string> tool_format_names();
 // The format that a chat template writes, or nothing.
 std::optional<ToolFormat> tool_format_of_template(std::string_view chat_template);
-// The format's markers are special tokens, which have to be part of the text.
+// The format's markers may be special tokens, which have to be part of the text.
 bool has_special_markers(ToolFormat format);
+// Answers have channels, whether tools are there or not.
+inline bool has_channels(ToolFormat format) {
+  return format == ToolFormat::kOpenAi;
+}
+
+struct ToolMarkers {
+  std::string_view begin{};  // of a call, or of several
+  std::string_view end{};
+  std::span<const std::string_view> frames{};  // around all calls
+};
+// The markers of a format that has such: not kLlama3Json, kOpenAi.
+ToolMarkers markers_of(ToolFormat format);
 
 }  // namespace ferry::rollout::text

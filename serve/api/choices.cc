@@ -121,7 +121,8 @@ ordered_json AnswerWriter::calls_json(const SamplePart& part, bool is_whole) con
     const auto number = part.first_call + i;
     ordered_json call;
     if (!is_whole) call["index"] = number;
-    call["id"] = fmt::format("call_{}_{}_{}", id_, part.index, number);
+    call["id"] = part.calls[i].id.empty() ? fmt::format("call_{}_{}_{}", id_, part.index, number)
+                                          : part.calls[i].id;
     call["type"] = "function";
     call["function"] = {{"name", part.calls[i].name}, {"arguments", part.calls[i].arguments}};
     calls.push_back(std::move(call));
@@ -139,9 +140,11 @@ ordered_json AnswerWriter::choice(SamplePart& part, bool is_whole) {
         {"role", "assistant"},
         {"content", only_calls ? ordered_json() : ordered_json(std::move(part.text))},
         {"refusal", nullptr}};
+    if (!part.reasoning.empty()) choice["message"]["reasoning_content"] = std::move(part.reasoning);
     if (!part.calls.empty()) choice["message"]["tool_calls"] = calls_json(part, true);
   } else {
     choice["delta"] = ordered_json::object();
+    if (!part.reasoning.empty()) choice["delta"]["reasoning_content"] = std::move(part.reasoning);
     if (!part.text.empty()) choice["delta"]["content"] = std::move(part.text);
     if (!part.calls.empty()) choice["delta"]["tool_calls"] = calls_json(part, false);
   }

@@ -332,6 +332,14 @@ void check_model(const ordered_json& body, const ServedModel& model) {
                    "model_not_found");
 }
 
+namespace {
+
+bool has_channels(const ServedModel& model) {
+  return model.tool_format && rollout::text::has_channels(*model.tool_format);
+}
+
+}  // namespace
+
 ChatPrompt chat_prompt(const ordered_json& body, const ServedModel& model) {
   const Fields fields(body);
   rollout::text::ChatOptions options{.add_generation_prompt = true};
@@ -352,6 +360,7 @@ ChatPrompt chat_prompt(const ordered_json& body, const ServedModel& model) {
   fields.read("add_special_tokens", special);
   try {
     auto messages = chat_messages(body, model.images.has_value());
+    if (has_channels(model)) rollout::text::name_thinking(messages);
     auto images = read_images(messages, model);
     auto text = chosen->apply(messages, options);
     if (images) text = model.images->expand(text, images);
@@ -382,6 +391,10 @@ std::optional<std::string> forced_call(const Fields& fields) {
 
 // Calls are found unless the request says "none".
 void read_tools(const Fields& fields, const ServedModel& model, GenerationRequest& request) {
+  if (has_channels(model)) {
+    request.tool_format = model.tool_format;
+    request.skip_special_tokens = false;
+  }
   const auto* const tools = fields.find("tools");
   const auto* const choice = fields.find("tool_choice");
   if (tools != nullptr && !tools->is_array()) fields.refuse("tools", "is not a list");

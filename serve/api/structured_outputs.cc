@@ -102,13 +102,16 @@ std::string escaped_pointer(std::string name) {
   return name;
 }
 
+bool is_string(const ordered_json& schema) {
+  return schema.is_object() && schema.value("type", ordered_json()) == "string";
+}
+
 // A value that is written without quotes if it is a string.
 ordered_json bare_value(const ordered_json& schema,
                         const std::string& name,
                         const std::string& end) {
   const auto& value = schema["properties"][name];
-  if (!value.is_object() || value.value("type", ordered_json()) != "string")
-    return schema_format(schema, "/properties/" + escaped_pointer(name));
+  if (!is_string(value)) return schema_format(schema, "/properties/" + escaped_pointer(name));
   auto constants = value.value("enum", ordered_json::array());
   if (value.contains("const")) constants = ordered_json::array({value["const"]});
   for (const char* key : {"pattern", "format", "minLength", "maxLength"})
@@ -125,11 +128,16 @@ ordered_json bare_value(const ordered_json& schema,
   return list_format("or", std::move(ways));
 }
 
+// The tags around the name of an argument and its value.
+struct ArgumentTags {
+  std::string begin{};
+  std::string between{};
+  std::string end{};
+  std::string between_json{};  // for values that are no strings, if they have another
+};
+
 // Arguments between tags, in the schema's order.
-ordered_json tagged_arguments(const ordered_json& schema,
-                              const std::string& begin,
-                              const std::string& between,
-                              const std::string& end) {
+ordered_json tagged_arguments(const ordered_json& schema, const ArgumentTags& tags) {
   auto parts = ordered_json::array();
   const auto properties =
       schema.is_object() ? schema.value("properties", ordered_json::object()) : ordered_json();
@@ -137,9 +145,12 @@ ordered_json tagged_arguments(const ordered_json& schema,
     throw ApiError(400, "tools: parameters: is no schema of an object", "tools");
   const auto required = schema.value("required", ordered_json::array());
   for (const auto& [name, value] : properties.items()) {
-    const auto marker = end.substr(end.find('<'), end.find('>') + 1 - end.find('<'));
-    auto one = sequence_of({text_format(std::string(begin).append(name).append(between)),
-                            bare_value(schema, name, marker), text_format(end)});
+    const auto begin = tags.end.find('<');
+    const auto marker = tags.end.substr(begin, tags.end.find('>') + 1 - begin);
+    const auto& between =
+        is_string(value) || tags.between_json.empty() ? tags.between : tags.between_json;
+    auto one = sequence_of({text_format(tags.begin + name + between),
+                            bare_value(schema, name, marker), text_format(tags.end)});
     const bool is_required = std::ranges::find(required, ordered_json(name)) != required.end();
     parts.push_back(is_required ? std::move(one)
                                 : ordered_json{{"type", "optional"}, {"content", std::move(one)}});
@@ -161,12 +172,32 @@ CallFormat frame_of(ToolFormat format) {
       return {.begin = "<｜tool▁calls▁begin｜>", .separator = "\n", .end = "<｜tool▁calls▁end｜>"};
     case ToolFormat::kDeepSeekV31:
       return {.begin = "<｜tool▁calls▁begin｜>", .end = "<｜tool▁calls▁end｜>"};
+    case ToolFormat::kDeepSeekV32:
+    case ToolFormat::kDeepSeekV4:
+    case ToolFormat::kMiniMaxM2: {
+      const auto markers = rollout::text::markers_of(format);
+      return {.begin = std::string(markers.begin) + "\n",
+              .separator = "\n",
+              .end = "\n" + std::string(markers.end)};
+    }
+    case ToolFormat::kKimiK2:
+      return {.begin = "<|tool_calls_section_begin|>", .end = "<|tool_calls_section_end|>"};
     case ToolFormat::kHermes:
     case ToolFormat::kQwen3Coder:
     case ToolFormat::kGlm45:
+    case ToolFormat::kSeedOss:
+    case ToolFormat::kOpenAi:
       break;
   }
   return {.separator = "\n"};
+}
+
+// GPT-OSS may reason before it calls. The end of a call, <|call|>, is a token that ends the answer.
+ordered_json channels_format(const ordered_json& call) {
+  auto reasoning = sequence_of({text_format("<|channel|>analysis<|message|>"),
+                                {{"type", "any_text"}, {"exclude", "<|end|>"}},
+                                text_format("<|end|><|start|>assistant")});
+  return sequence_of({{{"type", "optional"}, {"content", std::move(reasoning)}}, call});
 }
 
 ordered_json format_of_call(ToolFormat format, const ordered_json& function) {
@@ -189,12 +220,37 @@ ordered_json format_of_call(ToolFormat format, const ordered_json& function) {
                     "<｜tool▁call▁end｜>");
     case ToolFormat::kQwen3Coder:
       return around("<tool_call>\n<function=" + name + ">\n",
-                    tagged_arguments(schema, "<parameter=", ">\n", "\n</parameter>\n"),
+                    tagged_arguments(schema, {"<parameter=", ">\n", "\n</parameter>\n"}),
                     "</function>\n</tool_call>");
+    case ToolFormat::kSeedOss:
+      return around("<seed:tool_call>\n<function=" + name + ">\n",
+                    tagged_arguments(schema, {"<parameter=", ">", "</parameter>\n"}),
+                    "</function>\n</seed:tool_call>");
+    case ToolFormat::kMiniMaxM2:
+      return around("<invoke name=\"" + name + "\">\n",
+                    tagged_arguments(schema, {"<parameter name=\"", "\">", "</parameter>\n"}),
+                    "</invoke>");
+    case ToolFormat::kDeepSeekV32:
+    case ToolFormat::kDeepSeekV4:
+      return around("<｜DSML｜invoke name=\"" + name + "\">\n",
+                    tagged_arguments(schema, {.begin = "<｜DSML｜parameter name=\"",
+                                              .between = "\" string=\"true\">",
+                                              .end = "</｜DSML｜parameter>\n",
+                                              .between_json = "\" string=\"false\">"}),
+                    "</｜DSML｜invoke>");
+    case ToolFormat::kKimiK2:
+      return sequence_of({text_format("<|tool_call_begin|>functions." + name + ":"),
+                          {{"type", "regex"}, {"pattern", "[0-9]{1,3}"}},
+                          text_format("<|tool_call_argument_begin|>"),
+                          schema_format(schema),
+                          text_format("<|tool_call_end|>")});
+    case ToolFormat::kOpenAi:
+      return around("<|channel|>commentary to=functions." + name + " <|constrain|>json<|message|>",
+                    schema_format(schema), "");
     case ToolFormat::kGlm45:
       return around(
           "<tool_call>" + name + "\n",
-          tagged_arguments(schema, "<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n"),
+          tagged_arguments(schema, {"<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n"}),
           "</tool_call>");
     case ToolFormat::kHermes:
       break;
@@ -242,6 +298,7 @@ RequestedFormat format_of_calls(ToolFormat format,
                    "tool_choice");
   const auto frame = frame_of(format);
   const auto call = list_format("or", std::move(ways));
+  if (has_channels(format)) return {.param = "tools", .format = channels_format(call)};
   std::vector<ordered_json> parts{text_format(frame.begin), call};
   if (is_parallel)
     parts.push_back(

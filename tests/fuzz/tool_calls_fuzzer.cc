@@ -20,6 +20,7 @@ ToolCallParser::Part read(ToolFormat format, std::string_view text, std::size_t 
   ToolCallParser::Part all;
   const auto add = [&](ToolCallParser::Part part) {
     all.content += part.content;
+    all.reasoning += part.reasoning;
     all.calls.insert(all.calls.end(), part.calls.begin(), part.calls.end());
   };
   for (std::size_t at = 0; at < text.size(); at += step) add(parser.take(text.substr(at, step)));
@@ -29,21 +30,29 @@ ToolCallParser::Part read(ToolFormat format, std::string_view text, std::size_t 
 
 }  // namespace
 
-// The first byte chooses the format. Text in parts says what the whole says, and arguments are
-// objects.
+// The first byte chooses the format. Text in parts says what the whole says, arguments are objects,
+// and text without a call is as it was, except for frames and headers.
 void tool_calls(std::string_view input) {
   if (input.empty()) return;
-  constexpr std::array kFormats{ToolFormat::kHermes, ToolFormat::kLlama3Json,
-                                ToolFormat::kDeepSeekV3};
+  constexpr std::array kFormats{ToolFormat::kHermes,     ToolFormat::kLlama3Json,
+                                ToolFormat::kDeepSeekV3, ToolFormat::kOpenAi,
+                                ToolFormat::kKimiK2,     ToolFormat::kMiniMaxM2,
+                                ToolFormat::kSeedOss,    ToolFormat::kDeepSeekV32};
   const auto format = kFormats[static_cast<unsigned char>(input[0]) % kFormats.size()];
   const auto text = input.substr(1);
   const auto whole = read(format, text, std::max<std::size_t>(text.size(), 1));
   for (const auto& call : whole.calls)
     expect(ordered_json::parse(call.arguments).is_object(), "{} are no object", call.arguments);
+  const bool keeps_text =
+      format != ToolFormat::kOpenAi && rollout::text::markers_of(format).frames.empty();
+  if (whole.calls.empty() && keeps_text)
+    expect(whole.content == text, "{} for {}", whole.content, text);
   if (text.size() > 2000) return;
   const auto parts = read(format, text, 1);
   expect(parts.calls == whole.calls, "{} calls in parts, {} in the whole", parts.calls.size(),
          whole.calls.size());
+  expect(parts.reasoning == whole.reasoning, "in parts {}, the whole {}", parts.reasoning,
+         whole.reasoning);
   expect(parts.content == whole.content, "in parts {}, the whole {}", parts.content, whole.content);
 }
 

@@ -120,6 +120,33 @@ TEST(FormatOfCalls, WritesTaggedArgumentsInTheSchemasOrder) {
             "</function>\n</tool_call>");
 }
 
+TEST(FormatOfCalls, WritesFramesIdsAndTypes) {
+  EXPECT_EQ(texts_of(ToolFormat::kKimiK2, "time"),
+            "<|tool_calls_section_begin|><|tool_call_begin|>functions.time:"
+            "<|tool_call_argument_begin|><|tool_call_end|><|tool_calls_section_end|>");
+  EXPECT_EQ(
+      texts_of(ToolFormat::kMiniMaxM2, "weather"),
+      "<minimax:tool_call>\n<invoke name=\"weather\">\n<parameter name=\"city\"></parameter>\n"
+      "<parameter name=\"unit\">CF</parameter>\n<parameter name=\"days\"></parameter>\n"
+      "</invoke>\n</minimax:tool_call>");
+  EXPECT_EQ(texts_of(ToolFormat::kSeedOss, "time"),
+            "<seed:tool_call>\n<function=time>\n</function>\n</seed:tool_call>");
+  const auto deepseek = texts_of(ToolFormat::kDeepSeekV32, "weather");
+  EXPECT_TRUE(holds(deepseek, "parameter name=\"city\" string=\"true\">")) << deepseek;
+  EXPECT_TRUE(holds(deepseek, "parameter name=\"days\" string=\"false\">")) << deepseek;
+}
+
+TEST(FormatOfCalls, LetsGptOssReasonAndCallOnce) {
+  const auto format =
+      format_of_calls(ToolFormat::kOpenAi, tools(), "time", /*is_parallel=*/true).format;
+  std::string texts;
+  gather_texts(format, texts);
+  EXPECT_EQ(texts,
+            "<|channel|>analysis<|message|><|end|><|start|>assistant"
+            "<|channel|>commentary to=functions.time <|constrain|>json<|message|>");
+  EXPECT_EQ(format["elements"][0]["type"], "optional");
+}
+
 TEST(FormatOfCalls, MakesArgumentsOptionalThatAreNotRequired) {
   const auto format = format_of_calls(ToolFormat::kQwen3Coder, tools(), "weather", false).format;
   const auto text = format.dump();

@@ -52,9 +52,9 @@ std::vector<AgentQuestion> ToolAgentLoop::turn_is_over(Session& session,
   ordered_json message{{"role", "assistant"}, {"content", part.content + rest.content}};
   std::vector<AgentQuestion> questions;
   for (std::size_t i = 0; i < calls.size(); ++i) {
-    const auto& [name, arguments] = calls[i];
+    const auto& [name, arguments, id] = calls[i];
     message["tool_calls"].push_back(
-        {{"id", call_id(session, i)},
+        {{"id", id.empty() ? call_id(session, i) : id},
          {"type", "function"},
          {"function", {{"name", name}, {"arguments", ordered_json::parse(arguments)}}}});
     auto& question = questions.emplace_back(AgentQuestion{

@@ -40,7 +40,13 @@ inline constexpr auto kChoices<rollout::text::ToolFormat> =
     std::to_array<Named<rollout::text::ToolFormat>>(
         {{"hermes", rollout::text::ToolFormat::kHermes},
          {"llama3_json", rollout::text::ToolFormat::kLlama3Json},
-         {"deepseek_v3", rollout::text::ToolFormat::kDeepSeekV3}});
+         {"deepseek_v3", rollout::text::ToolFormat::kDeepSeekV3},
+         {"deepseek_v32", rollout::text::ToolFormat::kDeepSeekV32},
+         {"deepseek_v4", rollout::text::ToolFormat::kDeepSeekV4},
+         {"kimi_k2", rollout::text::ToolFormat::kKimiK2},
+         {"minimax_m2", rollout::text::ToolFormat::kMiniMaxM2},
+         {"seed_oss", rollout::text::ToolFormat::kSeedOss},
+         {"openai", rollout::text::ToolFormat::kOpenAi}});
 
 struct AgentSection {  // actor_rollout_ref.rollout.agent
   AgentLoopKind default_agent_loop = AgentLoopKind::kSingleTurn;

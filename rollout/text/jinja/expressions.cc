@@ -6,9 +6,12 @@
 #include <charconv>
 
 namespace ferry::rollout::text::jinja {
+namespace {
 
 using Kind = Node::Kind;
 using TokenKind = Token::Kind;
+
+}  // namespace
 
 Token ExpressionParser::take() {
   auto taken = tokens_[at_];

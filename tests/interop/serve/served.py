@@ -21,13 +21,13 @@ CHAT = ("{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}\n{% endfor
 NAME = "talker"
 
 
-def make_talker(folder, special_tokens=()):
+def make_talker(folder, special_tokens=(), eos_token="<|end|>"):
     """A tiny model of 4096 positions with a tokenizer and a chat template."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     tokenizer.train_from_iterator([p.read_text() for p in sorted(ROOT.glob("docs/*.md"))],
-                                  trainers.BpeTrainer(vocab_size=400, special_tokens=["<|end|>", *special_tokens], initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
-    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>", chat_template=CHAT).save_pretrained(folder)
+                                  trainers.BpeTrainer(vocab_size=400, special_tokens=[eos_token, *special_tokens], initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=eos_token, chat_template=CHAT).save_pretrained(folder)
     config = transformers.LlamaConfig(vocab_size=tokenizer.get_vocab_size(), hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
                                       num_key_value_heads=2, intermediate_size=48, max_position_embeddings=4096, eos_token_id=0, bos_token_id=None)
     save_weights(folder, config, 3)

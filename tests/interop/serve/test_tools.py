@@ -13,7 +13,7 @@ from served import NAME, make_talker, serve
 from support import DATA, FERRY
 
 TOOLS = [{"type": "function", "function": {"name": "weather", "description": "The weather", "parameters": {
-    "type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}, "required": ["city"]}}}]
+    "type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}, "more": {"type": "array"}}, "required": ["city"]}}}]
 USER = {"role": "user", "content": "Is it cold?"}
 CALLS = [{"id": f"abcdefgh{i}", "type": "function", "function": {"name": name, "arguments": arguments}} for i, (name, arguments) in enumerate([
     ("weather", {"city": "Zürich \"x\"; <b>", "days": 3}), ("weather", {"city": "Bern", "more": [1, None, {"a": "}"}]})])]
@@ -25,10 +25,14 @@ SAID = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bern", "days": 2
 
 @pytest.mark.parametrize("family, parser, count, arguments", [
     ("qwen2.5", "hermes", 2, dict), ("qwen3", "hermes", 2, dict), ("llama3.1", "llama3_json", 1, dict), ("deepseek_v3", "deepseek_v3", 2, str),
-    ("deepseek_r1", "deepseek_v3", 2, str)])
+    ("deepseek_r1", "deepseek_v3", 2, str), ("kimi_k2", "kimi_k2", 2, dict), ("minimax_m2", "minimax_m2", 2, dict), ("seed_oss", "seed_oss", 2, dict),
+    ("gpt_oss", "openai", 1, dict)])
 def test_calls_are_read_as_the_template_writes_them(family, parser, count, arguments):
     template = (DATA / f"chat_templates/{family}.jinja").read_text()
     calls = json.loads(json.dumps(CALLS[:count]))
+    if family == "kimi_k2":  # the id says the name
+        for i, call in enumerate(calls):
+            call["id"] = f"functions.{call['function']['name']}:{i}"
     if arguments is str:
         for call in calls:
             call["function"]["arguments"] = json.dumps(call["function"]["arguments"])
@@ -41,24 +45,39 @@ def test_calls_are_read_as_the_template_writes_them(family, parser, count, argum
     assert whole.startswith(before)
     said = whole[len(before):]
     for token in ("<|im_end|>", "<|eot_id|>", "<｜end▁of▁sentence｜>", "<|im_start|>assistant", "<|start_header_id|>assistant<|end_header_id|>",
-                  "<｜Assistant｜>", "<think>\n\n</think>"):
+                  "<｜Assistant｜>", "<think>\n\n</think>", "]~b]ai\n", "[e~[\n", "<|im_assistant|>assistant<|im_middle|>", "<|im_end|>",
+                  "<seed:bos>assistant\n", "<seed:eos>"):
         said = said.replace(token, "")
-    line = json.dumps({"format": parser, "text": said, "tools": TOOLS})
-    done = subprocess.run([FERRY.parent.parent / "tests/tool_call_tool"], input=line + "\n", stdout=subprocess.PIPE, text=True, check=True)
-    answer = json.loads(done.stdout)
+    (answer,) = read_calls({"format": parser, "text": said, "tools": TOOLS})
     assert answer["content"].strip() == ""
     assert answer["calls"] == [call["function"] for call in CALLS[:count]]
 
 
-@pytest.fixture(scope="module")
-def caller(tmp_path_factory):
-    """A model that was taught to answer one question by one call."""
-    folder = make_talker(tmp_path_factory.mktemp("caller"))
+def read_calls(*asked):
+    lines = "".join(json.dumps(one) + "\n" for one in asked)
+    done = subprocess.run([FERRY.parent.parent / "tests/tool_call_tool"], input=lines, stdout=subprocess.PIPE, text=True, check=True)
+    return list(map(json.loads, done.stdout.splitlines()))
+
+
+def test_channels_are_read_as_openais_package_reads_them():
+    cases = json.loads((DATA / "harmony/cases.json").read_text())["cases"]
+    answers = read_calls(*({"format": "openai", "text": case["text"], "tools": TOOLS} for case in cases))
+    for case, answer in zip(cases, answers, strict=True):
+        messages = case["messages"]
+        texts = {name: "\n".join(one["content"] for one in messages if not one["recipient"] and one["channel"] in channels and one["content"])
+                 for name, channels in (("content", ("final", "commentary")), ("reasoning", ("analysis",)))}
+        calls = [{"name": one["recipient"].removeprefix("functions."), "arguments": json.loads(one["content"])} for one in messages if one["recipient"]]
+        assert answer == {**texts, "calls": calls}, case
+    assert sum(bool(answer["calls"]) for answer in answers) > 5
+
+
+def teach(folder, template, said):
+    """A model that answers one question by these words."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    tokenizer.chat_template = HERMES
+    tokenizer.chat_template = template
     tokenizer.save_pretrained(folder)
     prompt = tokenizer.apply_chat_template([USER], tools=TOOLS, add_generation_prompt=True)["input_ids"]
-    answer = tokenizer(SAID)["input_ids"] + [tokenizer.eos_token_id]
+    answer = tokenizer(said)["input_ids"]
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     ids = torch.tensor([prompt + answer])
@@ -72,6 +91,43 @@ def caller(tmp_path_factory):
         optimizer.step()
     model.to(torch.bfloat16).save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def caller(tmp_path_factory):
+    return teach(make_talker(tmp_path_factory.mktemp("caller")), HERMES, SAID + "<|end|>")
+
+
+def test_gpt_oss_reasons_and_calls_on_its_channels(tmp_path):
+    folder = make_talker(tmp_path, CHANNEL_MARKERS, eos_token="<|return|>")
+    said = ("<|channel|>analysis<|message|>Is it?<|end|><|start|>assistant<|channel|>commentary to=functions.weather <|constrain|>json<|message|>"
+            '{"city": "Bern", "days": 2}<|call|>')
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    config = json.loads((folder / "generation_config.json").read_text())
+    eos = {"eos_token_id": tokenizer.convert_tokens_to_ids(["<|return|>", "<|call|>"])}
+    teach(folder, (DATA / "chat_templates/gpt_oss.jinja").read_text(), said)
+    (folder / "generation_config.json").write_text(json.dumps(config | eos))
+    with serve(folder) as server:
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+        ask = {"model": NAME, "messages": [USER], "tools": TOOLS, "temperature": 0}
+        (choice,) = client.chat.completions.create(**ask).choices
+        (call,) = choice.message.tool_calls
+        assert (choice.finish_reason, choice.message.content, choice.message.reasoning_content) == ("tool_calls", None, "Is it?")
+        assert (call.function.name, json.loads(call.function.arguments)) == ("weather", {"city": "Bern", "days": 2})
+
+        parts = [part.choices[0] for part in client.chat.completions.create(**ask, stream=True)]
+        assert "".join(getattr(part.delta, "reasoning_content", None) or "" for part in parts) == "Is it?"
+        assert sum("reasoning_content" in part.delta.model_dump() for part in parts) > 1  # as it is written
+        assert [one.function.name for part in parts for one in part.delta.tool_calls or []] == ["weather"]
+        assert not any(part.delta.content for part in parts)
+
+        # The next turn has the reasoning where the template wants it.
+        turn = [USER, choice.message.model_dump(exclude_none=True), {"role": "tool", "tool_call_id": call.id, "content": "3 degrees"}]
+        said = json.loads(json.dumps(turn))
+        said[1] |= {"thinking": "Is it?"}
+        said[1]["tool_calls"][0]["function"]["arguments"] = {"city": "Bern", "days": 2}
+        expected = tokenizer.apply_chat_template(said, chat_template=(folder / "chat_template.jinja").read_text(), tools=TOOLS, add_generation_prompt=True)
+        assert server.post("/tokenize", messages=turn, tools=TOOLS)["tokens"] == expected["input_ids"]
 
 
 def test_openais_client_hears_a_call_and_says_its_result(caller):
@@ -109,15 +165,21 @@ BOOK = {"type": "object", "required": ["city", "nights", "room"], "additionalPro
     "city": {"type": "string"}, "nights": {"type": "integer", "minimum": 1, "maximum": 30}, "room": {"type": "string", "enum": ["single", "double"]},
     "guests": {"type": "array", "items": {"enum": ["Ann", "Bob"]}, "maxItems": 2}, "late": {"type": ["boolean", "null"]}}}
 FORCED = [{"type": "function", "function": {"name": "book", "parameters": BOOK}}, {"type": "function", "function": {"name": "time"}}]
-MARKERS = ["<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"]
+CHANNEL_MARKERS = ["<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|call|>"]
+MARKERS = {"deepseek_v3": ["<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"],
+           "kimi_k2": ["<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>", "<|tool_calls_section_end|>"],
+           "deepseek_v32": ["｜DSML｜"], "minimax_m2": ["<minimax:tool_call>", "</minimax:tool_call>"], "openai": CHANNEL_MARKERS}
+MARKERS["deepseek_v31"] = MARKERS["deepseek_v3"]
 
 
-@pytest.mark.parametrize("parser", ["hermes", "qwen3_coder", "glm45", "llama3_json", "deepseek_v3", "deepseek_v31"])
+@pytest.mark.parametrize("parser", ["hermes", "qwen3_coder", "glm45", "llama3_json", "deepseek_v3", "deepseek_v31", "deepseek_v32", "kimi_k2", "minimax_m2",
+                                    "seed_oss", "openai"])
 def test_a_call_that_has_to_be_made_is_made_and_valid(tmp_path, parser):
-    folder = make_talker(tmp_path, MARKERS if parser.startswith("deepseek") else ["<tool_call>", "</tool_call>"])
+    eos_token = "<|return|>" if parser == "openai" else "<|end|>"
+    folder = make_talker(tmp_path, MARKERS.get(parser, ["<tool_call>", "</tool_call>"]), eos_token)
     with serve(folder, "--tool-call-parser", parser) as server:
         tools = json.loads(json.dumps(FORCED))
-        if parser in ("qwen3_coder", "glm45"):  # text without quotes: this model would never write its end
+        if parser in ("qwen3_coder", "glm45", "deepseek_v32", "minimax_m2", "seed_oss"):  # text without quotes: this model would never write its end
             tools[0]["function"]["parameters"]["properties"]["city"]["enum"] = ["Zürich", "New York"]
         ask = {"model": NAME, "messages": [USER], "tools": tools, "n": 8, "max_tokens": 1500, "skip_special_tokens": False}
         names = set()

@@ -1,6 +1,5 @@
-// For tests/interop/serve/test_tools.py: a line of JSON in, {"format", "text", "tools"}, a line
-// out,
-// {"content", "calls"}.
+// For tests/interop/serve: a line of JSON in, {"format", "text", "tools"}, a line out, {"content",
+// "reasoning", "calls"}.
 #include <exception>
 #include <iostream>
 #include <string>
@@ -22,7 +21,10 @@ void answer_lines() {
     auto calls = ordered_json::array();
     for (const auto& call : part.calls)
       calls.push_back({{"name", call.name}, {"arguments", ordered_json::parse(call.arguments)}});
-    std::cout << ordered_json{{"content", part.content + rest.content}, {"calls", calls}} << "\n";
+    std::cout << ordered_json{{"content", part.content + rest.content},
+                              {"reasoning", part.reasoning + rest.reasoning},
+                              {"calls", calls}}
+              << "\n";
   }
 }
 

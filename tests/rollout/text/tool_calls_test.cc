@@ -10,15 +10,17 @@ using nlohmann::ordered_json;
 const ordered_json kTools = ordered_json::parse(
     R"([{"type": "function", "function": {"name": "f", "parameters": {"properties": {"s": {"type": "string"}, "n": {"type": "integer"}}}}}])");
 
-// The content and the calls of a text that comes in parts of so many bytes.
-std::pair<std::string, std::vector<ToolCall>> parsed(ToolFormat format,
-                                                     const std::string& text,
-                                                     std::size_t size) {
-  ToolCallParser parser(format, kTools);
-  std::pair<std::string, std::vector<ToolCall>> all;
-  const auto add = [&](ToolCallParser::Part part) {
-    all.first += part.content;
-    all.second.insert(all.second.end(), part.calls.begin(), part.calls.end());
+// The meaning of a text that comes in parts of so many bytes.
+AnswerPart parsed(ToolFormat format,
+                  const std::string& text,
+                  std::size_t size,
+                  const ordered_json& tools) {
+  ToolCallParser parser(format, tools);
+  AnswerPart all;
+  const auto add = [&](AnswerPart part) {
+    all.content += part.content;
+    all.reasoning += part.reasoning;
+    all.calls.insert(all.calls.end(), part.calls.begin(), part.calls.end());
   };
   for (std::size_t at = 0; at < text.size(); at += size) add(parser.take(text.substr(at, size)));
   add(parser.finish());
@@ -29,12 +31,27 @@ std::pair<std::string, std::vector<ToolCall>> parsed(ToolFormat format,
 void expect(ToolFormat format,
             const std::string& text,
             const std::string& content,
-            const std::vector<ToolCall>& calls) {
+            const std::vector<ToolCall>& calls,
+            const std::string& reasoning = "",
+            const ordered_json& tools = kTools) {
   for (std::size_t size = 1; size <= text.size() + 1; ++size) {
-    const auto [found_content, found_calls] = parsed(format, text, size);
-    ASSERT_EQ(found_content, content) << size;
-    ASSERT_EQ(found_calls, calls) << size;
+    const auto found = parsed(format, text, size, tools);
+    ASSERT_EQ(found.content, content) << size;
+    ASSERT_EQ(found.reasoning, reasoning) << size;
+    ASSERT_EQ(found.calls, calls) << size << " " << found.calls.size();
   }
+}
+
+// The value that a format without quotes reads for an argument with this schema.
+std::string typed(const std::string& schema, const std::string& value) {
+  const auto tools = ordered_json::parse(
+      R"([{"function": {"name": "f", "parameters": {"properties": {"a": )" + schema + "}}}}]");
+  const auto found = parsed(ToolFormat::kMiniMaxM2,
+                            "<minimax:tool_call><invoke name=\"f\"><parameter name=\"a\">" + value +
+                                "</parameter></invoke></minimax:tool_call>",
+                            1000, tools);
+  return found.calls.empty() ? "no call"
+                             : ordered_json::parse(found.calls[0].arguments)["a"].dump();
 }
 
 TEST(ToolCalls, HermesWritesJson) {
@@ -102,6 +119,128 @@ TEST(ToolCalls, TextKeepsItsWhiteSpace) {
   expect(ToolFormat::kDeepSeekV3, "<｜tool a ", "<｜tool a ", {});
 }
 
+TEST(ToolCalls, KimiWritesIdsAndJson) {
+  expect(ToolFormat::kKimiK2,
+         "Look: <|tool_calls_section_begin|><|tool_call_begin|>functions.f:0"
+         "<|tool_call_argument_begin|>{\"s\": \"a:b\"}<|tool_call_end|>\n"
+         "<|tool_call_begin|>functions.a.g:1<|tool_call_argument_begin|>{}<|tool_call_end|>"
+         "<|tool_calls_section_end|>",
+         "Look:", {{"f", R"({"s":"a:b"})", "functions.f:0"}, {"a.g", "{}", "functions.a.g:1"}});
+  const std::string broken =
+      "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{\"s\": <|tool_call_end|>";
+  expect(ToolFormat::kKimiK2, broken, broken, {});
+}
+
+TEST(ToolCalls, MiniMaxWritesInvokes) {
+  expect(ToolFormat::kMiniMaxM2,
+         "Yes.\n<minimax:tool_call>\n<invoke name=\"f\">\n<parameter name=\"s\">1</parameter>\n"
+         "<parameter name=\"n\">1</parameter>\n<parameter name=\"other\">1</parameter>\n</invoke>\n"
+         "<invoke name='g'></invoke>\n</minimax:tool_call>\n",
+         "Yes.", {{"f", R"({"s":"1","n":1,"other":"1"})"}, {"g", "{}"}});
+}
+
+TEST(ToolCalls, SeedWritesTags) {
+  expect(ToolFormat::kSeedOss,
+         "<seed:tool_call>\n<function=f>\n<parameter=s>two\nlines</parameter>\n"
+         "<parameter=n>2</parameter>\n</function>\n<function=g>\n</function>\n</seed:tool_call>",
+         "", {{"f", R"({"s":"two\nlines","n":2})"}, {"g", "{}"}});
+}
+
+TEST(ToolCalls, DeepSeekSaysWhichArgumentsAreText) {
+  const std::string invokes =
+      "<｜DSML｜invoke name=\"f\">\n<｜DSML｜parameter name=\"s\" string=\"true\"> 7 "
+      "</｜DSML｜parameter>\n<｜DSML｜parameter name=\"other\" string=\"false\">[7]"
+      "</｜DSML｜parameter>\n</｜DSML｜invoke>\n<｜DSML｜invoke name=\"g\">\n</｜DSML｜invoke>\n";
+  const std::vector<ToolCall> calls{{"f", R"({"s":" 7 ","other":[7]})"}, {"g", "{}"}};
+  expect(ToolFormat::kDeepSeekV32,
+         "Yes.\n\n<｜DSML｜function_calls>\n" + invokes + "</｜DSML｜function_calls>", "Yes.",
+         calls);
+  expect(ToolFormat::kDeepSeekV4,
+         "Yes.\n\n<｜DSML｜tool_calls>\n" + invokes + "</｜DSML｜tool_calls>", "Yes.", calls);
+}
+
+TEST(ToolCalls, TagsThatDoNotParseAreText) {
+  for (const std::string text :
+       {"<minimax:tool_call>\n<invoke name=\"f\">lost</invoke>\n</minimax:tool_call>",
+        "<minimax:tool_call>\n<invoke name=\"f\"></invoke>\nlost</minimax:tool_call>",
+        "<minimax:tool_call><invoke name=\"f\"><parameter name=\"s\">1</invoke>"
+        "</minimax:tool_call>",
+        "<minimax:tool_call><invoke title=\"f\"></invoke></minimax:tool_call>",
+        "<minimax:tool_call><invoke name=\"f\"></invoke>",
+        "<minimax:tool_call></minimax:tool_call>"})
+    expect(ToolFormat::kMiniMaxM2, text, text, {});
+  for (const std::string text : {"<seed:tool_call>\n<function=f>\n</seed:tool_call>",
+                                 "<seed:tool_call>lost<function=f></function></seed:tool_call>"})
+    expect(ToolFormat::kSeedOss, text, text, {});
+}
+
+TEST(ToolCalls, ValuesWithoutQuotesHaveTheTypesOfTheirSchema) {
+  EXPECT_EQ(typed(R"({"type": "string"})", "null"), R"("null")");
+  EXPECT_EQ(typed(R"({"type": "string"})", "\n a \n"), R"(" a ")");
+  EXPECT_EQ(typed(R"({"type": ["string", "null"]})", "None"), "null");
+  EXPECT_EQ(typed(R"({"type": ["string", "null"]})", "7"), R"("7")");
+  EXPECT_EQ(typed(R"({"type": ["string", "integer"]})", "7"), "7");
+  EXPECT_EQ(typed(R"({"anyOf": [{"type": "string"}, {"type": "array"}]})", "[7]"), "[7]");
+  EXPECT_EQ(typed(R"({"enum": ["1", "2"]})", "1"), R"("1")");
+  EXPECT_EQ(typed(R"({"enum": ["1", "2"]})", R"("1")"), R"("1")");
+  EXPECT_EQ(typed(R"({"type": "boolean"})", "True"), "true");
+  EXPECT_EQ(typed(R"({"type": "boolean"})", "0"), "false");
+  EXPECT_EQ(typed(R"({"type": "integer"})", "seven"), R"("seven")");
+  EXPECT_EQ(typed(R"({"type": "number"})", " 1.5\n"), "1.5");
+  EXPECT_EQ(typed(R"({"type": "object"})", R"({"b": [1]})"), R"({"b":[1]})");
+  EXPECT_EQ(typed("{}", "7"), "7");
+}
+
+TEST(ToolCalls, GptOssHasChannels) {
+  expect(ToolFormat::kOpenAi,
+         "<|channel|>analysis<|message|>Think.<|end|><|start|>assistant<|channel|>final<|message|>"
+         " It is 3 <|x|>.\n<|return|>",
+         " It is 3 <|x|>.\n", {}, "Think.");
+  expect(ToolFormat::kOpenAi,
+         "<|channel|>analysis<|message|>One.<|end|><|start|>assistant<|channel|>analysis<|message|>"
+         "Two.<|end|><|start|>assistant<|channel|>commentary<|message|>Let me see.<|end|>"
+         "<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>"
+         "{\"s\": \"a\"}<|call|>"
+         "<|start|>assistant to=functions.g<|channel|>commentary json<|message|>{}",
+         "Let me see.", {{"f", R"({"s":"a"})"}, {"g", "{}"}}, "One.\nTwo.");
+  expect(ToolFormat::kOpenAi, " to=functions.f<|channel|>analysis<|message|>{}<|call|>", "",
+         {{"f", "{}"}});
+}
+
+TEST(ToolCalls, TextOfGptOssThatIsNoMessageIsContent) {
+  for (const std::string text :
+       {"{\"free\": 1}", " <|chan", "to", "to=functions.f<|channel|>commentary",
+        "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{\"s\": <|call|>",
+        "<|channel|>commentary to=functions.f json<|message|>{\"s\"",
+        "<|channel|>commentary to=browser.open<|message|>{}<|call|>",
+        "<|channel|>own<|message|>text<|end|>", "<|channel|>final<|end|>"})
+    expect(ToolFormat::kOpenAi, text, text, {});
+  expect(ToolFormat::kOpenAi,
+         "<|channel|>analysis<|message|>So<|start|>assistant<|channel|>final<|message|>Yes", "Yes",
+         {}, "So");
+}
+
+TEST(ToolCalls, GptOssHasNoCallsWithoutTools) {
+  const std::string call = "<|channel|>commentary to=functions.f json<|message|>{}<|call|>";
+  expect(ToolFormat::kOpenAi, "<|channel|>analysis<|message|>So.<|end|><|start|>assistant" + call,
+         "<|start|>assistant" + call, {}, "So.", ordered_json());
+}
+
+TEST(Harmony, NamesReasoningAsTheTemplateDoes) {
+  auto messages = ordered_json::parse(
+      R"([{"role": "user", "content": "a"},
+          {"role": "assistant", "content": "b", "reasoning_content": "c"},
+          {"role": "assistant", "content": "d", "reasoning_content": "e", "tool_calls": [{}]},
+          {"role": "assistant", "content": "f", "reasoning_content": "", "tool_calls": [{}]}])");
+  name_thinking(messages);
+  EXPECT_FALSE(messages[0].contains("thinking"));
+  EXPECT_EQ(messages[1]["thinking"], "c");
+  EXPECT_EQ(messages[1]["content"], "b");
+  EXPECT_EQ(messages[2]["thinking"], "e");
+  EXPECT_EQ(messages[2]["content"], "");
+  EXPECT_EQ(messages[3]["content"], "f");
+}
+
 TEST(ToolCalls, ATemplateTellsItsFormat) {
   EXPECT_EQ(tool_format_of_template("{{ '<tool_call>' }}"), ToolFormat::kHermes);
   EXPECT_EQ(tool_format_of_template("{{ '<tool_call><function=' }}"), ToolFormat::kQwen3Coder);
@@ -111,6 +250,15 @@ TEST(ToolCalls, ATemplateTellsItsFormat) {
   EXPECT_EQ(tool_format_of_template("{{ '<｜tool▁calls▁begin｜>' }}"), ToolFormat::kDeepSeekV31);
   EXPECT_EQ(tool_format_of_template(R"({% if tools %}'"parameters": '{% endif %})"),
             ToolFormat::kLlama3Json);
+  EXPECT_EQ(tool_format_of_template("{{ '<|tool_calls_section_begin|>' }}"), ToolFormat::kKimiK2);
+  EXPECT_EQ(tool_format_of_template("{{ '<minimax:tool_call>' }}"), ToolFormat::kMiniMaxM2);
+  EXPECT_EQ(tool_format_of_template("{{ '<seed:tool_call><function=' }}"), ToolFormat::kSeedOss);
+  EXPECT_EQ(tool_format_of_template("{% set d = '｜DSML｜' %}<{{ d }}function_calls>"),
+            ToolFormat::kDeepSeekV32);
+  EXPECT_EQ(tool_format_of_template("{% set d = '｜DSML｜' %}<{{ d }}tool_calls>"),
+            ToolFormat::kDeepSeekV4);
+  EXPECT_EQ(tool_format_of_template("{{ '<|channel|>commentary json<|message|><|call|>' }}"),
+            ToolFormat::kOpenAi);
   EXPECT_EQ(tool_format_of_template("{{ messages }}"), std::nullopt);
 }
 

@@ -1,0 +1,338 @@
+#include "rollout/text/tool_call_body.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "rollout/text/shallow_json.h"
+
+namespace ferry::rollout::text {
+namespace {
+
+using nlohmann::ordered_json;
+
+constexpr std::string_view kPythonTag = "<|python_tag|>";
+
+// Bytes that are not UTF-8 become U+FFFD.
+std::string as_text(const ordered_json& value) {
+  return value.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
+}
+
+// {"name": ..., "arguments" or "parameters": {...}}
+bool read_object(const ordered_json& object, std::vector<ToolCall>& calls) {
+  if (!object.is_object() || !object.contains("name") || !object["name"].is_string()) return false;
+  for (const char* key : {"arguments", "parameters"}) {
+    if (!object.contains(key)) continue;
+    auto arguments = object[key];
+    if (arguments.is_string()) arguments = parse_shallow_json(arguments.get<std::string>());
+    if (!arguments.is_object()) return false;
+    calls.push_back({object["name"].get<std::string>(), as_text(arguments)});
+    return true;
+  }
+  calls.push_back({object["name"].get<std::string>(), "{}"});
+  return true;
+}
+
+// The text between two others, which is cut off with what is before it.
+std::optional<std::string_view> take_between(std::string_view& text,
+                                             std::string_view begin,
+                                             std::string_view end) {
+  const auto first = text.find(begin);
+  if (first == std::string_view::npos) return std::nullopt;
+  const auto last = text.find(end, first + begin.size());
+  if (last == std::string_view::npos) return std::nullopt;
+  const auto between = text.substr(first + begin.size(), last - first - begin.size());
+  text.remove_prefix(last + end.size());
+  return between;
+}
+
+bool skip_prefix(std::string_view& text, std::string_view prefix) {
+  if (!text.starts_with(prefix)) return false;
+  text.remove_prefix(prefix.size());
+  return true;
+}
+
+// The value of an attribute in ` name="f" string="true"`, with or without quotes.
+std::optional<std::string_view> attribute(std::string_view tag, std::string_view name) {
+  for (auto at = tag.find(name); at != std::string_view::npos; at = tag.find(name, at + 1)) {
+    auto value = tag.substr(at + name.size());
+    if ((at > 0 && tag[at - 1] != ' ') || !skip_prefix(value, "=")) continue;
+    const auto quote = value.substr(0, 1);
+    if (quote == "\"" || quote == "'")
+      return value.find(quote, 1) == std::string_view::npos
+                 ? std::nullopt
+                 : std::optional(value.substr(1, value.find(quote, 1) - 1));
+    return value.substr(0, value.find(' '));
+  }
+  return std::nullopt;
+}
+
+// A line break that a model writes around a value is none of it.
+std::string_view without_line_breaks(std::string_view value) {
+  if (value.starts_with('\n')) value.remove_prefix(1);
+  if (value.ends_with('\n')) value.remove_suffix(1);
+  return value;
+}
+
+bool read_deepseek_call(std::string_view body, std::vector<ToolCall>& calls) {
+  constexpr std::string_view kSeparator = "<｜tool▁sep｜>";
+  const auto at = body.find(kSeparator);
+  if (at == std::string_view::npos) return false;
+  auto name = without_space(body.substr(0, at));
+  auto rest = without_space(body.substr(at + kSeparator.size()));
+  if (!rest.starts_with('{')) {  // V3: the type stands in front, the name and a block follow
+    name = without_space(rest.substr(0, rest.find('\n')));
+    const auto begin = rest.find("```json");
+    const auto end = rest.rfind("```");  // there may be others in strings
+    if (begin == std::string_view::npos || end <= begin) return false;
+    rest = without_space(rest.substr(begin + 7, end - begin - 7));
+  }
+  auto arguments = object_text(rest);
+  if (name.empty() || !arguments) return false;
+  calls.push_back({std::string(name), std::move(*arguments)});
+  return true;
+}
+
+// functions.name:index, which is the call's id, and JSON.
+bool read_kimi_call(std::string_view body, std::vector<ToolCall>& calls) {
+  constexpr std::string_view kSeparator = "<|tool_call_argument_begin|>";
+  const auto at = body.find(kSeparator);
+  if (at == std::string_view::npos) return false;
+  const auto id = without_space(body.substr(0, at));
+  auto arguments = object_text(body.substr(at + kSeparator.size()));
+  auto name = id.substr(0, id.rfind(':'));
+  skip_prefix(name, "functions.");
+  if (name.empty() || !arguments) return false;
+  calls.push_back({std::string(name), std::move(*arguments), std::string(id)});
+  return true;
+}
+
+std::string type_of(const ordered_json& value) {
+  if (value.is_number_integer()) return "integer";
+  return value.is_number() ? "number" : value.type_name();
+}
+
+// The types that a schema names, also those of its constants and of its alternatives.
+void gather_types(const ordered_json& schema, std::set<std::string>& types) {
+  if (!schema.is_object()) return;
+  const auto type = schema.value("type", ordered_json());
+  if (type.is_string()) types.insert(type.get<std::string>());
+  if (type.is_array())
+    for (const auto& one : type)
+      if (one.is_string()) types.insert(one.get<std::string>());
+  if (schema.contains("const")) types.insert(type_of(schema["const"]));
+  const auto constants = schema.value("enum", ordered_json());
+  if (constants.is_array())
+    for (const auto& one : constants) types.insert(type_of(one));
+  for (const char* key : {"anyOf", "oneOf", "allOf"}) {
+    const auto ways = schema.value(key, ordered_json());
+    if (ways.is_array())
+      for (const auto& one : ways) gather_types(one, types);
+  }
+}
+
+// A value that stands without quotes, as the first of the types, in vLLM's order, that it can have.
+std::optional<ordered_json> as_one_of(const std::set<std::string>& types,
+                                      std::string_view value,
+                                      const ordered_json& parsed) {
+  std::string word(without_space(value));
+  std::ranges::transform(word, word.begin(),
+                         [](char c) { return c >= 'A' && c <= 'Z' ? c + ('a' - 'A') : c; });
+  const auto is_one_of = [&](std::initializer_list<std::string_view> words) {
+    return std::ranges::find(words, word) != words.end();
+  };
+  const bool may_be_string = types.contains("string");
+  if ((types.contains("null") || !may_be_string) && is_one_of({"null", "none", "nil"}))
+    return nullptr;
+  if (types.contains("integer") && parsed.is_number_integer()) return parsed;
+  if (types.contains("number") && parsed.is_number()) return parsed;
+  if (types.contains("boolean") && is_one_of({"true", "1", "yes", "on"})) return true;
+  if (types.contains("boolean") && is_one_of({"false", "0", "no", "off"})) return false;
+  if (types.contains("object") && parsed.is_object()) return parsed;
+  if (types.contains("array") && parsed.is_array()) return parsed;
+  if (may_be_string && !parsed.is_string()) return ordered_json(std::string(value));
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::string_view without_space(std::string_view text) {
+  constexpr std::string_view kSpace = " \t\r\n";
+  const auto begin = std::min(text.find_first_not_of(kSpace), text.size());
+  const auto end = text.find_last_not_of(kSpace);
+  return end == std::string_view::npos ? std::string_view() : text.substr(begin, end + 1 - begin);
+}
+
+std::size_t beginning_at_end(std::string_view text, std::string_view marker) {
+  for (auto size = std::min(text.size(), marker.size() - 1); size > 0; --size)
+    if (text.ends_with(marker.substr(0, size))) return size;
+  return 0;
+}
+
+std::optional<std::string> object_text(std::string_view text) {
+  const auto object = parse_shallow_json(without_space(text));
+  return object.is_object() ? std::optional(as_text(object)) : std::nullopt;
+}
+
+bool ToolCallBody::read(std::string_view body, Calls& calls) const {
+  body = without_space(body);
+  switch (format_) {
+    case ToolFormat::kDeepSeekV3:
+    case ToolFormat::kDeepSeekV31:
+      return read_deepseek_call(body, calls);
+    case ToolFormat::kDeepSeekV32:
+    case ToolFormat::kDeepSeekV4:
+      return read_invokes(body, "｜DSML｜", calls);
+    case ToolFormat::kKimiK2:
+      return read_kimi_call(body, calls);
+    case ToolFormat::kMiniMaxM2:
+      return read_invokes(body, "", calls);
+    case ToolFormat::kSeedOss:
+      return read_function_tags(body, calls);
+    case ToolFormat::kHermes:
+    case ToolFormat::kQwen3Coder:
+    case ToolFormat::kGlm45:
+    case ToolFormat::kLlama3Json:
+    case ToolFormat::kOpenAi:
+      break;
+  }
+  if (body.starts_with("<function=")) return read_function_tag(body, calls);
+  if (!body.starts_with('{')) return read_arg_keys(body, calls);
+  return read_object(parse_shallow_json(body), calls);
+}
+
+bool ToolCallBody::read_json_calls(std::string_view text, Calls& calls) {
+  skip_prefix(text, kPythonTag);
+  Calls found;
+  while (!(text = without_space(text)).empty()) {
+    auto end = text.size();
+    auto object = parse_shallow_json(text);
+    // A semicolon may stand in a string: the first one before which there is an object counts.
+    for (auto at = text.find(';'); object.is_discarded() && at != std::string_view::npos;
+         at = text.find(';', at + 1)) {
+      object = parse_shallow_json(text.substr(0, at));
+      end = at + 1;
+    }
+    if (!read_object(object, found)) return false;
+    text.remove_prefix(end);
+  }
+  calls.insert(calls.end(), found.begin(), found.end());
+  return !found.empty();
+}
+
+bool ToolCallBody::read_function_tag(std::string_view body, Calls& calls) const {
+  const auto name = take_between(body, "<function=", ">");
+  if (!name) return false;
+  ToolCall call{.name = std::string(without_space(*name))};
+  auto arguments = ordered_json::object();
+  while (const auto key = take_between(body, "<parameter=", ">")) {
+    const auto end = body.find("</parameter>");
+    if (end == std::string_view::npos) return false;
+    const auto value = without_line_breaks(body.substr(0, end));
+    body.remove_prefix(end);
+    arguments[std::string(*key)] = argument(call.name, std::string(*key), value);
+  }
+  call.arguments = as_text(arguments);
+  calls.push_back(std::move(call));
+  return true;
+}
+
+// <function=...>...</function>, one or several.
+bool ToolCallBody::read_function_tags(std::string_view body, Calls& calls) const {
+  constexpr std::string_view kEnd = "</function>";
+  Calls found;
+  while (!body.empty()) {
+    const auto end = body.find(kEnd);
+    if (!body.starts_with("<function=") || end == std::string_view::npos ||
+        !read_function_tag(body.substr(0, end), found))
+      return false;
+    body = without_space(body.substr(end + kEnd.size()));
+  }
+  calls.insert(calls.end(), found.begin(), found.end());
+  return !found.empty();
+}
+
+bool ToolCallBody::read_arg_keys(std::string_view body, Calls& calls) const {
+  ToolCall call{.name = std::string(without_space(body.substr(0, body.find("<arg_key>"))))};
+  if (call.name.empty() || call.name.find_first_of("<>\n{}") != std::string::npos) return false;
+  auto arguments = ordered_json::object();
+  while (const auto key = take_between(body, "<arg_key>", "</arg_key>")) {
+    const auto value = take_between(body, "<arg_value>", "</arg_value>");
+    if (!value) return false;
+    const std::string name(without_space(*key));
+    arguments[name] = argument(call.name, name, *value);
+  }
+  call.arguments = as_text(arguments);
+  calls.push_back(std::move(call));
+  return true;
+}
+
+// <invoke name="...">...</invoke>, one or several, with `mark` in front of the names of tags.
+bool ToolCallBody::read_invokes(std::string_view body, std::string_view mark, Calls& calls) const {
+  Calls found;
+  for (; !body.empty(); body = without_space(body))
+    if (!read_invoke(body, mark, found.emplace_back())) return false;
+  calls.insert(calls.end(), found.begin(), found.end());
+  return !found.empty();
+}
+
+bool ToolCallBody::read_invoke(std::string_view& body,
+                               std::string_view mark,
+                               ToolCall& call) const {
+  const auto tag = [&](std::string_view slash, std::string_view name, std::string_view end) {
+    return std::string("<").append(slash).append(mark).append(name).append(end);
+  };
+  // The attributes of a tag that begins here.
+  const auto open = [&](std::string_view name) -> std::optional<std::string_view> {
+    const auto begin = tag("", name, " ");
+    return body.starts_with(begin) ? take_between(body, begin, ">") : std::nullopt;
+  };
+  const auto attributes = open("invoke");
+  const auto name = attributes ? attribute(*attributes, "name") : std::nullopt;
+  if (!name || name->empty()) return false;
+  call.name = *name;
+  auto arguments = ordered_json::object();
+  while (!skip_prefix(body = without_space(body), tag("/", "invoke", ">"))) {
+    const auto of_parameter = open("parameter");
+    const auto key = of_parameter ? attribute(*of_parameter, "name") : std::nullopt;
+    const auto value = key ? take_between(body, "", tag("/", "parameter", ">")) : std::nullopt;
+    if (!value) return false;
+    const bool is_text = attribute(*of_parameter, "string") == "true";
+    arguments[std::string(*key)] = is_text ? ordered_json(std::string(*value))
+                                           : argument(call.name, std::string(*key), *value);
+  }
+  call.arguments = as_text(arguments);
+  return true;
+}
+
+// A value that a format writes without quotes: by its schema, else JSON if it is some. A value
+// without a schema is text where the format says so.
+ordered_json ToolCallBody::argument(const std::string& tool,
+                                    const std::string& key,
+                                    std::string_view value) const {
+  ordered_json schema;
+  if (tools_.is_array()) {
+    for (const auto& one : tools_) {
+      const auto function =
+          one.is_object() ? one.value("function", ordered_json()) : ordered_json();
+      if (!function.is_object() || function.value("name", ordered_json()) != tool) continue;
+      const ordered_json::json_pointer path("/parameters/properties");
+      if (function.contains(path) && function[path].is_object())
+        schema = function[path].value(key, ordered_json());
+      break;
+    }
+  }
+  const bool breaks_lines = format_ == ToolFormat::kMiniMaxM2;
+  const auto text = breaks_lines ? without_line_breaks(value) : value;
+  const bool is_text = schema.is_object()
+                           ? schema.value("type", ordered_json()) == "string"
+                           : format_ == ToolFormat::kMiniMaxM2 || format_ == ToolFormat::kSeedOss;
+  if (is_text) return std::string(text);
+  auto parsed = parse_shallow_json(text);
+  std::set<std::string> types;
+  gather_types(schema, types);
+  if (auto typed = as_one_of(types, text, parsed); typed && !types.empty()) return *typed;
+  return parsed.is_discarded() ? ordered_json(std::string(text)) : parsed;
+}
+
+}  // namespace ferry::rollout::text

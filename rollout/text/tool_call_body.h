@@ -1,0 +1,58 @@
+// Reads one call of a tool, or several, out of the text between a format's markers.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "rollout/text/tool_format.h"
+
+namespace ferry::rollout::text {
+
+struct ToolCall {
+  std::string name{};
+  std::string arguments{};  // a JSON object
+  std::string id{};         // where the model writes one (Kimi)
+
+  bool operator==(const ToolCall&) const = default;
+};
+
+// The text without white space around it.
+std::string_view without_space(std::string_view text);
+// The length of the longest suffix of the text that begins `marker`.
+std::size_t beginning_at_end(std::string_view text, std::string_view marker);
+
+// A JSON object as one line, or nothing for any other text. Bytes that are not UTF-8 become U+FFFD.
+std::optional<std::string> object_text(std::string_view text);
+
+class ToolCallBody {
+ public:
+  // `tools`: of the request, whose schemas say which arguments are strings where a format does not;
+  // may be null. Outlives this.
+  ToolCallBody(ToolFormat format, const nlohmann::ordered_json& tools)
+      : format_(format), tools_(tools) {}
+
+  // Adds the calls between two markers. False: these are none, and nothing is added.
+  bool read(std::string_view body, std::vector<ToolCall>& calls) const;
+  // A whole text of kLlama3Json: one object, or several with semicolons between them.
+  static bool read_json_calls(std::string_view text, std::vector<ToolCall>& calls);
+
+ private:
+  using Calls = std::vector<ToolCall>;
+
+  bool read_function_tag(std::string_view body, Calls& calls) const;
+  bool read_function_tags(std::string_view body, Calls& calls) const;
+  bool read_arg_keys(std::string_view body, Calls& calls) const;
+  bool read_invokes(std::string_view body, std::string_view mark, Calls& calls) const;
+  bool read_invoke(std::string_view& body, std::string_view mark, ToolCall& call) const;
+  nlohmann::ordered_json argument(const std::string& tool,
+                                  const std::string& key,
+                                  std::string_view value) const;
+
+  ToolFormat format_;
+  const nlohmann::ordered_json& tools_;
+};
+
+}  // namespace ferry::rollout::text
