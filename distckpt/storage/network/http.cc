@@ -99,12 +99,6 @@ std::string lower(std::string_view text) {
   return lowered;
 }
 
-std::string_view trimmed(std::string_view text) {
-  const auto begin = text.find_first_not_of(" \t\r\n");
-  if (begin == std::string_view::npos) return {};
-  return text.substr(begin, text.find_last_not_of(" \t\r\n") - begin + 1);
-}
-
 // One request on one handle. Exceptions do not cross libcurl: callbacks keep them and end it.
 struct Transfer {
   const HttpRequest* request = nullptr;
@@ -429,6 +423,12 @@ HttpResponse http_send(const HttpRequest& request) {
     if (attempt.failure.empty() && !attempt.again) return std::move(attempt.response);
     backoff.after(attempt, shown_url(request.url));
   }
+}
+
+std::string_view trimmed(std::string_view text) {
+  const auto begin = text.find_first_not_of(" \t\r\n");
+  if (begin == std::string_view::npos) return {};
+  return text.substr(begin, text.find_last_not_of(" \t\r\n") - begin + 1);
 }
 
 std::optional<std::string> environment(const char* name) {

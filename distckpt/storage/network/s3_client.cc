@@ -4,6 +4,7 @@
 
 #include "distckpt/base/error.h"
 #include "distckpt/base/printable.h"
+#include "distckpt/storage/network/aws_settings.h"
 
 namespace ferry::distckpt {
 namespace {
@@ -59,25 +60,13 @@ std::string unescape(std::string_view text) {
   return plain;
 }
 
-std::string s3_region() {
-  if (const auto region = environment("AWS_REGION")) return *region;
-  return environment("AWS_DEFAULT_REGION").value_or("us-east-1");
-}
-
 // The address of a bucket, and the path in front of its keys.
-std::string s3_base(const std::string& bucket) {
-  for (const auto* name : {"AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"}) {
-    auto endpoint = environment(name);
-    if (!endpoint) continue;
-    require(endpoint->starts_with("https://") || endpoint->starts_with("http://"),
-            ErrorKind::kUsage, "{}: is no address: it begins with https:// or http://", name);
-    while (endpoint->ends_with('/')) endpoint->pop_back();
-    return fmt::format("{}/{}", *endpoint, bucket);
-  }
+std::string s3_base(const std::string& bucket, const AwsSettings& settings) {
+  if (!settings.endpoint.empty()) return fmt::format("{}/{}", settings.endpoint, bucket);
   // A certificate of *.s3.amazonaws.com covers no name with a dot.
   if (bucket.find('.') != std::string::npos)
-    return fmt::format("https://s3.{}.amazonaws.com/{}", s3_region(), bucket);
-  return fmt::format("https://{}.s3.{}.amazonaws.com", bucket, s3_region());
+    return fmt::format("https://s3.{}.amazonaws.com/{}", settings.region, bucket);
+  return fmt::format("https://{}.s3.{}.amazonaws.com", bucket, settings.region);
 }
 
 }  // namespace
@@ -99,24 +88,21 @@ S3Place parse_s3_address(std::string_view address) {
 }
 
 HttpRequest s3_request(std::string method, const S3Place& place, const S3Query& query) {
+  const auto settings = aws_settings();
   HttpRequest request{
       .method = std::move(method),
-      .url = fmt::format("{}/{}", s3_base(place.bucket), url_encode(place.key, "/"))};
+      .url = fmt::format("{}/{}", s3_base(place.bucket, settings), url_encode(place.key, "/"))};
   char separator = '?';
   for (const auto& [name, value] : query) {
     request.url += fmt::format("{}{}={}", separator, url_encode(name), url_encode(value));
     separator = '&';
   }
-  const auto id = environment("AWS_ACCESS_KEY_ID");
-  const auto secret = environment("AWS_SECRET_ACCESS_KEY");
-  require(id.has_value() == secret.has_value(), ErrorKind::kUsage,
-          "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY: only one of the two is set");
-  if (!id) return request;
-  request.aws = {.id = *id,
-                 .secret = *secret,
-                 .session_token = environment("AWS_SESSION_TOKEN").value_or(""),
-                 .region = s3_region()};
-  // The connection protects the bytes, and Content-MD5 those of uploads.
+  if (settings.id.empty()) return request;
+  request.aws = {.id = settings.id,
+                 .secret = settings.secret,
+                 .session_token = settings.session_token,
+                 .region = settings.region};
+  // The connection protects the bytes, and a checksum those of uploads.
   request.headers.emplace_back("x-amz-content-sha256: UNSIGNED-PAYLOAD");
   return request;
 }
@@ -131,7 +117,7 @@ HttpResponse s3_send(const HttpRequest& request, const S3Place& place) {
   if (status >= 300 && status < 400 && !region.empty()) {
     hint = fmt::format("the bucket is in the region {}: set AWS_REGION", printable(region));
   } else if ((status == 401 || status == 403) && !request.aws) {
-    hint = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY";
+    hint = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE";
   }
   throw Error(status == 404 ? ErrorKind::kNotFound : ErrorKind::kIo,
               fmt::format("{}: {}", place.address(), attempt.describe()), hint);

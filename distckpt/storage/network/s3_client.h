@@ -1,7 +1,5 @@
-// Requests to S3 and to what speaks its language: signed with AWS_ACCESS_KEY_ID and
-// AWS_SECRET_ACCESS_KEY (and AWS_SESSION_TOKEN), unsigned without. AWS_ENDPOINT_URL_S3 or
-// AWS_ENDPOINT_URL names another server, with buckets in the path; AWS_REGION or AWS_DEFAULT_REGION
-// the region (us-east-1).
+// Requests to S3 and to what speaks its language, with the keys, the region and the endpoint of
+// aws_settings.h: signed if there are keys. Another endpoint has buckets in the path.
 #pragma once
 
 #include <cstdint>

@@ -381,6 +381,65 @@ def auth_headers(request):
     return HTTPHeaders.from_dict({k.lower(): v for k, v in request.headers.items()})
 
 
+AWS_KEYS = """[default]
+aws_access_key_id = default-key
+aws_secret_access_key = default_secret
+
+[runs]
+aws_access_key_id = runs-key
+aws_secret_access_key = s3_secret=+/#
+aws_session_token = runs-token
+"""
+AWS_CONFIG = """# of a user
+[default]
+region = eu-west-3
+endpoint_url = {default}
+
+[profile runs]
+region = us-west-2
+services = local
+s3 =
+  addressing_style = path
+
+[services local]
+s3 =
+  endpoint_url = {runs}
+"""
+
+
+@pytest.mark.parametrize("profile", [None, "runs"])
+def test_s3_settings_of_files_are_those_of_botocore(profile, model, s3, work):
+    import botocore.session
+    with serve_faults(s3.url) as default, serve_faults(s3.url) as runs:
+        (work / "keys").write_text(AWS_KEYS)
+        (work / "config").write_text(AWS_CONFIG.format(default=default.url, runs=runs.url))
+        env = {k: v for k, v in os.environ.items() if not k.startswith("AWS_")}
+        env |= {"AWS_SHARED_CREDENTIALS_FILE": str(work / "keys"), "AWS_CONFIG_FILE": str(work / "config"), "TMPDIR": str(work)}
+        env |= {"AWS_PROFILE": profile} if profile else {}
+        done = run_ok("convert", "s3://models/a/hf", f"s3://models/{profile}/out", "--tp", "2", env=env)
+        assert "secret" not in done.stdout + done.stderr
+        with pytest.MonkeyPatch.context() as patch:
+            for name in [name for name in os.environ if name.startswith("AWS_")]:
+                patch.delenv(name)
+            for name in [name for name in env if name.startswith("AWS_")]:
+                patch.setenv(name, env[name])
+            session = botocore.session.Session()
+            keys, region = session.get_credentials(), session.get_config_variable("region")
+            endpoint = session.create_client("s3").meta.endpoint_url
+        asked, other = (default, runs) if endpoint == default.url else (runs, default)
+        assert endpoint == asked.url and len(asked.log) > 5 and not other.log
+        for request in asked.log:
+            assert f"Credential={keys.access_key}/" in request.headers["Authorization"] and f"/{region}/s3/" in request.headers["Authorization"]
+            assert request.headers.get("x-amz-security-token") == keys.token
+    run_ok("verify", f"s3://models/{profile}/out", model, env=s3_environment(s3))
+
+
+def test_s3_profile_that_is_not_there_is_said_so(s3, work):
+    (work / "keys").write_text(AWS_KEYS)
+    env = s3_environment(s3, AWS_SHARED_CREDENTIALS_FILE=str(work / "keys"), AWS_CONFIG_FILE=str(work / "none"), AWS_PROFILE="run")
+    refuse("inspect", "s3://models/a/hf", words=["there is no profile run in", str(work / "keys"), str(work / "none")], env=env)
+
+
 def test_megatron_root_in_a_bucket_is_read_by_its_tracker(model, s3, work):
     run_ok("convert", model, work / "mcore", "--tp", "2")
     for path in (p for p in (work / "mcore").rglob("*") if p.is_file()):

@@ -40,9 +40,12 @@ class Environment {
 
 // Nobody's keys, `endpoint` for S3, and one attempt a request.
 inline Environment anonymous_s3(const std::string& endpoint) {
-  return {{"AWS_ENDPOINT_URL_S3", endpoint}, {"AWS_ENDPOINT_URL", ""},   {"AWS_ACCESS_KEY_ID", ""},
-          {"AWS_SECRET_ACCESS_KEY", ""},     {"AWS_SESSION_TOKEN", ""},  {"AWS_REGION", ""},
-          {"AWS_DEFAULT_REGION", ""},        {"FERRY_HTTP_RETRIES", "1"}};
+  return {{"AWS_ENDPOINT_URL_S3", endpoint}, {"AWS_ENDPOINT_URL", ""},
+          {"AWS_ACCESS_KEY_ID", ""},         {"AWS_SECRET_ACCESS_KEY", ""},
+          {"AWS_SESSION_TOKEN", ""},         {"AWS_REGION", ""},
+          {"AWS_DEFAULT_REGION", ""},        {"AWS_PROFILE", ""},
+          {"AWS_DEFAULT_PROFILE", ""},       {"AWS_SHARED_CREDENTIALS_FILE", "/dev/null"},
+          {"AWS_CONFIG_FILE", "/dev/null"},  {"FERRY_HTTP_RETRIES", "1"}};
 }
 
 }  // namespace ferry::support
