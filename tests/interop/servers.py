@@ -1,4 +1,5 @@
 """Servers on 127.0.0.1 for the tests of addresses: of files, of a hub, moto's S3, and a proxy that does what bad networks do."""
+import base64
 import hashlib
 import html
 import http.client
@@ -8,6 +9,7 @@ import ssl
 import threading
 import time
 import urllib.parse
+import zlib
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
@@ -101,18 +103,33 @@ class FaultHandler(Handler):
         with server.lock:
             server.log.append(SimpleNamespace(command=self.command, path=self.path, headers=self.headers))
             number = len(server.log)
+        if server.spoil:
+            sent = server.spoil(self, sent)
+        if server.checks and not is_sound(self, sent):
+            return self.answer(400, b"<Error><Code>BadDigest</Code></Error>")
         upstream = http.client.HTTPConnection(urllib.parse.urlsplit(server.upstream).netloc, timeout=60)
         upstream.request(self.command, server.rewrite(self.path), sent, dict(self.headers))
         response = upstream.getresponse()
         answer = Answer(response.status, [(k, v) for k, v in response.getheaders() if k.lower() not in ("connection", "transfer-encoding")],
                         response.read())
         upstream.close()
+        if server.checks:
+            answer.set("x-amz-checksum-algorithm", self.headers["x-amz-checksum-algorithm"] if server.checks == "crc32" else None)
         time.sleep(server.delay)
         if server.fault:
             server.fault(number, self, answer)
         answer.send(self)
 
     do_HEAD = do_PUT = do_POST = do_DELETE = do_GET
+
+
+def is_sound(request, sent):
+    """S3's checks, which moto leaves out: of a body by the checksum that a header has, of an upload's end by having one for each part."""
+    if crc := request.headers.get("x-amz-checksum-crc32"):
+        return crc == base64.b64encode(zlib.crc32(sent).to_bytes(4, "big")).decode()
+    if md5 := request.headers.get("Content-MD5"):
+        return md5 == base64.b64encode(hashlib.md5(sent).digest()).decode()
+    return request.command != "PUT" and sent.count(b"<ChecksumCRC32>") == (request.server.checks == "crc32") * sent.count(b"<Part>")
 
 
 class Answer:
@@ -204,9 +221,11 @@ def serve_hub(root, token=None, cdn=None):
     return serve(HubHandler, root=root, token=token, cdn=cdn)
 
 
-def serve_faults(upstream, fault=None, delay=0.0, rewrite=lambda path: path):
-    """A proxy in front of the server, which `rewrite` changes paths for. Its `log` holds the requests."""
-    return serve(FaultHandler, upstream=upstream, fault=fault, delay=delay, rewrite=rewrite, log=[], lock=threading.Lock())
+def serve_faults(upstream, fault=None, delay=0.0, rewrite=lambda path: path, spoil=None, checks=None):
+    """A proxy in front of the server, which `rewrite` changes paths for. Its `log` holds the requests. `spoil(request, sent)` -> other bytes for
+    those that were sent. `checks`: the proxy checks what arrives, as S3 does ("crc32"), or a store that knows only Content-MD5 ("md5")."""
+    return serve(FaultHandler, upstream=upstream, fault=fault, delay=delay, rewrite=rewrite, spoil=spoil, checks=checks, log=[],
+                 lock=threading.Lock())
 
 
 @contextmanager

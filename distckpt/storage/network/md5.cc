@@ -71,7 +71,7 @@ std::string hex_text(const Md5& digest) {
   return fmt::format("{:02x}", fmt::join(digest, ""));
 }
 
-std::string base64_text(const Md5& digest) {
+std::string base64_text(std::span<const std::uint8_t> digest) {
   constexpr std::string_view kDigits =
       "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
   std::string text;

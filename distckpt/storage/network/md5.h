@@ -1,5 +1,5 @@
-// MD5 (RFC 1321), by which S3 checks what it was sent, and names the parts that it has. It guards
-// against accidents, not against attackers.
+// MD5 (RFC 1321), by which S3 names the parts that it has, and checks what it was sent where it
+// knows nothing faster. It guards against accidents, not against attackers.
 #pragma once
 
 #include <array>
@@ -13,7 +13,8 @@ namespace ferry::distckpt {
 using Md5 = std::array<std::uint8_t, 16>;
 
 Md5 md5(std::span<const std::byte> bytes);
-std::string hex_text(const Md5& digest);     // as an ETag has it
-std::string base64_text(const Md5& digest);  // as Content-MD5 has it
+std::string hex_text(const Md5& digest);  // as an ETag has it
+// A digest as Content-MD5 and S3's checksums have it.
+std::string base64_text(std::span<const std::uint8_t> digest);
 
 }  // namespace ferry::distckpt

@@ -1,9 +1,11 @@
 #include "distckpt/storage/network/s3_upload.h"
 
+#include <array>
 #include <charconv>
 #include <utility>
 
 #include "distckpt/base/error.h"
+#include "distckpt/elements/crc32.h"
 #include "distckpt/storage/network/md5.h"
 
 namespace ferry::distckpt {
@@ -21,16 +23,29 @@ std::span<const std::byte> bytes_of(std::string_view text) {
   return std::as_bytes(std::span(text.data(), text.size()));
 }
 
-// A request whose bytes the store checks. The ETag of its answer.
+// The CRC-32 as S3 has it: the first byte is the highest.
+std::string crc32_text(std::span<const std::byte> bytes) {
+  const auto crc = crc32(bytes);
+  std::array<std::uint8_t, 4> digest{};
+  for (unsigned i = 0; i < 4; ++i) digest.at(i) = static_cast<std::uint8_t>(crc >> (24 - 8 * i));
+  return base64_text(digest);
+}
+
+// A request whose bytes the store checks by a header. The ETag of its answer.
 std::string send_checked(HttpRequest request,
                          const S3Place& place,
-                         std::span<const std::byte> bytes) {
-  request.headers.push_back("Content-MD5: " + base64_text(md5(bytes)));
+                         std::span<const std::byte> bytes,
+                         std::string check) {
+  request.headers.push_back(std::move(check));
   request.body = bytes;
   const auto etag = s3_send(request, place).header("etag");
   require(!etag.empty(), ErrorKind::kIo, "{}: the store took it, and gives no ETag",
           place.address());
   return etag;
+}
+
+std::string md5_header(std::span<const std::byte> bytes) {
+  return "Content-MD5: " + base64_text(md5(bytes));
 }
 
 }  // namespace
@@ -59,7 +74,7 @@ void s3_abort(const S3Place& place, const std::string& upload) noexcept {
 }
 
 void s3_put(const S3Place& place, std::span<const std::byte> bytes) {
-  send_checked(s3_request("PUT", place), place, bytes);
+  send_checked(s3_request("PUT", place), place, bytes, md5_header(bytes));
 }
 
 void s3_delete(const S3Place& place) {
@@ -67,7 +82,10 @@ void s3_delete(const S3Place& place) {
 }
 
 S3Upload::S3Upload(S3Place place) : place_(std::move(place)) {
-  const auto response = s3_send(s3_request("POST", place_, {{"uploads", ""}}), place_);
+  auto request = s3_request("POST", place_, {{"uploads", ""}});
+  request.headers.emplace_back("x-amz-checksum-algorithm: CRC32");
+  const auto response = s3_send(request, place_);
+  knows_crc32_ = response.header("x-amz-checksum-algorithm") == "CRC32";
   auto id = element_text(response.body, "UploadId");
   require(id && !id->empty(), ErrorKind::kIo, "{}: the store begins no upload", place_.address());
   id_ = std::move(*id);
@@ -80,6 +98,7 @@ S3Upload::S3Upload(S3Place place, std::string unfinished)
     auto request = s3_request("GET", place_, {{"part-number-marker", marker}, {"uploadId", id_}});
     request.max_body = kMaxXml;
     const auto xml = s3_send(request, place_).body;
+    knows_crc32_ = element_text(xml, "ChecksumAlgorithm") == "CRC32";
     for_each_element(xml, "Part", [&](std::string_view part) {
       const auto number = to_number(element_text(part, "PartNumber"));
       auto etag = element_text(part, "ETag");
@@ -95,27 +114,30 @@ S3Upload::S3Upload(S3Place place, std::string unfinished)
 
 void S3Upload::put(int number, std::span<const std::byte> bytes) {
   const auto size = static_cast<std::int64_t>(bytes.size());
+  const auto crc32 = knows_crc32_ ? crc32_text(bytes) : "";
   const auto there = there_.find(number);
   if (there != there_.end() && there->second.size == size &&
       there->second.etag.find(hex_text(md5(bytes))) != std::string::npos) {
     const std::lock_guard lock(mutex_);
-    put_[number] = there->second;
+    put_[number] = {.etag = there->second.etag, .size = size, .crc32 = crc32};
     kept_bytes_ += size;
     return;
   }
   const auto request =
       s3_request("PUT", place_, {{"partNumber", std::to_string(number)}, {"uploadId", id_}});
-  auto etag = send_checked(request, place_, bytes);
+  auto etag = send_checked(request, place_, bytes,
+                           knows_crc32_ ? "x-amz-checksum-crc32: " + crc32 : md5_header(bytes));
   const std::lock_guard lock(mutex_);
-  put_[number] = {.etag = std::move(etag), .size = size};
+  put_[number] = {.etag = std::move(etag), .size = size, .crc32 = crc32};
 }
 
 void S3Upload::complete(std::int64_t size) {
   std::string xml = "<CompleteMultipartUpload>";
   std::int64_t bytes = 0;
   for (const auto& [number, part] : put_) {
-    xml +=
-        fmt::format("<Part><PartNumber>{}</PartNumber><ETag>{}</ETag></Part>", number, part.etag);
+    xml += fmt::format("<Part><PartNumber>{}</PartNumber><ETag>{}</ETag>", number, part.etag);
+    if (knows_crc32_) xml += fmt::format("<ChecksumCRC32>{}</ChecksumCRC32>", part.crc32);
+    xml += "</Part>";
     bytes += part.size;
   }
   xml += "</CompleteMultipartUpload>";

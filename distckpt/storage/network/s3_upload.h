@@ -1,5 +1,6 @@
 // Objects that are written to S3: in one request, or in parts that become an object when all of
-// them are there. The store checks each part by its MD5.
+// them are there. The store checks each part: by its CRC-32 if it says that it knows such, else by
+// its MD5, which takes twenty times as long.
 #pragma once
 
 #include <cstddef>
@@ -42,11 +43,13 @@ class S3Upload {
   struct Part {
     std::string etag{};
     std::int64_t size = 0;
+    std::string crc32{};  // in base64, if the store checks by it
   };
   bool is_complete(std::int64_t size) const;
 
   S3Place place_;
   std::string id_;
+  bool knows_crc32_ = false;  // the store checks the parts of this upload by it
   std::mutex mutex_;
   std::map<int, Part> there_;  // of an earlier run
   std::map<int, Part> put_;

@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """A small S3 server over files, for measuring: file_s3.py FOLDER [PORT]. It prints its port. Bodies go from and to files
-by sendfile and readinto, parts stay files of their own, so that a client and not the server is measured. No signature is checked."""
+by sendfile and readinto, parts stay files of their own, so that a client and not the server is measured. No signature is checked. FILE_S3_CRC32=0:
+the server knows no checksum but Content-MD5."""
+import base64
 import hashlib
 import os
 import re
@@ -8,11 +10,13 @@ import sys
 import threading
 import urllib.parse
 import uuid
+import zlib
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from xml.sax.saxutils import escape
 
 LOCK = threading.Lock()
+KNOWS_CRC32 = os.environ.get("FILE_S3_CRC32") != "0"
 OBJECTS = {}  # "bucket/key" -> (ETag, [(path, size)])
 UPLOADS = {}  # id -> (name, {number: (md5, path, size)})
 
@@ -41,15 +45,17 @@ class Handler(BaseHTTPRequestHandler):
 
     def take_body(self):
         """-> (md5, path, size) of the body, in a file; boto3 sends it in chunks with a checksum behind"""
-        path = ROOT / uuid.uuid4().hex
-        digest, size = hashlib.md5(), 0
+        path, wanted = ROOT / uuid.uuid4().hex, self.headers.get("x-amz-checksum-crc32")
+        digest, size, crc = hashlib.md5(), 0, 0
         with open(path, "wb") as file:
             def take(left):
-                nonlocal size
+                nonlocal size, crc
                 size += left
                 while left:
                     data = self.rfile.read(min(left, 1 << 20))
                     digest.update(data)
+                    if wanted:
+                        crc = zlib.crc32(data, crc)
                     file.write(data)
                     left -= len(data)
             if "aws-chunked" in self.headers.get("Content-Encoding", "") or "Transfer-Encoding" in self.headers:
@@ -60,6 +66,7 @@ class Handler(BaseHTTPRequestHandler):
                     pass
             else:
                 take(int(self.headers["Content-Length"]))
+        assert not wanted or wanted == base64.b64encode(crc.to_bytes(4, "big")).decode()
         return digest.hexdigest(), path, size
 
     def do_GET(self):
@@ -120,7 +127,8 @@ class Handler(BaseHTTPRequestHandler):
         if "uploads" in query:
             upload = uuid.uuid4().hex
             UPLOADS[upload] = (name, {})
-            return self.answer(200, f"<InitiateMultipartUploadResult><UploadId>{upload}</UploadId></InitiateMultipartUploadResult>")
+            headers = {"x-amz-checksum-algorithm": "CRC32"} if KNOWS_CRC32 and self.headers.get("x-amz-checksum-algorithm") == "CRC32" else {}
+            return self.answer(200, f"<InitiateMultipartUploadResult><UploadId>{upload}</UploadId></InitiateMultipartUploadResult>", **headers)
         parts = [part for _, part in sorted(UPLOADS.pop(query["uploadId"])[1].items())]
         etag = f"{hashlib.md5(b''.join(bytes.fromhex(md5) for md5, _, _ in parts)).hexdigest()}-{len(parts)}"
         OBJECTS[name] = (etag, [(path, size) for _, path, size in parts])

@@ -145,6 +145,26 @@ def test_bytes_that_the_store_spoils_are_found_before_the_checkpoint_appears(mod
     assert_nothing_is_left(bucket, work)
 
 
+def test_parts_are_checked_by_their_crc32_where_the_store_knows_it(model, bucket, work):
+    with serve_faults(bucket.url, checks="crc32") as proxy:
+        run_ok("convert", model, f"s3://{bucket.name}/out", *HF, env=environment(proxy, work))
+        parts = [r for r in proxy.log if "partNumber" in r.path]
+    assert len(parts) == 3 and all(r.headers["x-amz-checksum-crc32"] and not r.headers["Content-MD5"] for r in parts)
+    run_ok("convert", model, work / "local", *HF)
+    assert objects(bucket, "out") == tree(work / "local") and unfinished(bucket) == []
+
+
+@pytest.mark.parametrize("checks, header", [("crc32", "x-amz-checksum-crc32"), ("md5", "Content-MD5")])
+def test_part_that_is_damaged_on_its_way_is_refused(checks, header, model, bucket, work):
+    def spoil(request, sent):
+        return sent[:-1] + bytes([sent[-1] ^ 1]) if "partNumber=2" in request.path else sent
+
+    with serve_faults(bucket.url, spoil=spoil, checks=checks) as proxy:
+        refuse("convert", model, f"s3://{bucket.name}/out", *HF, words=["BadDigest"], env=environment(proxy, work))
+        assert all(r.headers[header] for r in proxy.log if "partNumber=2" in r.path)
+    assert_nothing_is_left(bucket, work)
+
+
 def test_lost_answers_of_the_store_are_no_failure(model, bucket, work):
     """The store did what it was asked to, and the connection broke before it could say so."""
     lost = set()

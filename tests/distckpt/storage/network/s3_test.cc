@@ -241,6 +241,53 @@ TEST_F(S3UploadTest, PutsItsPartsTogetherInTheOrderOfTheirNumbers) {
   EXPECT_EQ(upload.kept_bytes(), 0);
 }
 
+TEST_F(S3UploadTest, ChecksPartsByCrc32WhereTheStoreKnowsIt) {
+  other = [](const StubRequest& asked) {
+    const bool begins = asked.method == "POST" && asked.target.ends_with("?uploads=");
+    return begins ? stub_answer(200, "<R><UploadId>id</UploadId></R>",
+                                {"x-amz-checksum-algorithm: CRC32"})
+                  : "";
+  };
+  const std::string text = "123456789";
+  S3Upload upload(place_);
+  upload.put(1, bytes_of(text));
+  upload.complete(9);
+  const auto asked = server_.requests();
+  EXPECT_EQ(asked.at(0).header("x-amz-checksum-algorithm"), "CRC32");
+  EXPECT_EQ(asked.at(1).header("x-amz-checksum-crc32"), "y/Q5Jg==");  // 0xcbf43926
+  EXPECT_EQ(asked.at(1).header("content-md5"), "");
+  EXPECT_NE(asked.at(2).body.find("<ChecksumCRC32>y/Q5Jg==</ChecksumCRC32></Part>"),
+            std::string::npos);
+}
+
+TEST_F(S3UploadTest, ChecksPartsByTheirMd5WhereTheStoreKnowsNothingElse) {
+  const std::string text = "123456789";
+  S3Upload upload(place_);
+  upload.put(1, bytes_of(text));
+  const auto asked = server_.requests().at(1);
+  EXPECT_EQ(asked.header("content-md5"), base64_text(md5(bytes_of(text))));
+  EXPECT_EQ(asked.header("x-amz-checksum-crc32"), "");
+}
+
+TEST_F(S3UploadTest, GoesOnWithTheChecksumThatItBeganWith) {
+  const std::string same = "123456789", now = "second";
+  other = [&](const StubRequest& asked) {
+    if (asked.method != "GET") return std::string();
+    return stub_answer(200, "<L><Part><PartNumber>1</PartNumber><ETag>&quot;" +
+                                hex_text(md5(bytes_of(same))) +
+                                "&quot;</ETag><Size>9</Size></Part>"
+                                "<ChecksumAlgorithm>CRC32</ChecksumAlgorithm></L>");
+  };
+  S3Upload upload(place_, "earlier");
+  upload.put(1, bytes_of(same));
+  upload.put(2, bytes_of(now));
+  upload.complete(15);
+  const auto asked = server_.requests();
+  ASSERT_EQ(asked.size(), 3U);
+  EXPECT_NE(asked[1].header("x-amz-checksum-crc32"), "");
+  EXPECT_NE(asked[2].body.find("<ChecksumCRC32>y/Q5Jg==</ChecksumCRC32>"), std::string::npos);
+}
+
 TEST_F(S3UploadTest, KeepsThePartsThatAreThereWithTheSameBytes) {
   const std::string same = "first", now = "second";
   other = [&](const StubRequest& asked) {
