@@ -34,20 +34,13 @@ at::Tensor counts_of(const at::Tensor& ends) {
   return at::diff(ends.to(at::kLong), 1, -1, at::zeros({1}, ends.options().dtype(at::kLong)));
 }
 
-// The order that turns rows sorted by (source, expert), `counts` of each, into rows sorted by
-// (expert, source).
-at::Tensor experts_first(const Counts& counts, std::int64_t experts, const at::Tensor& like) {
-  const auto sources = static_cast<std::int64_t>(counts.size()) / experts;
-  Counts begin(counts.size());
-  std::exclusive_scan(counts.begin(), counts.end(), begin.begin(), std::int64_t{0});
-  std::vector<at::Tensor> order;
-  for (std::int64_t expert = 0; expert < experts; ++expert) {
-    for (std::int64_t source = 0; source < sources; ++source) {
-      const auto i = static_cast<std::size_t>(source * experts + expert);
-      order.push_back(at::arange(begin[i], begin[i] + counts[i], at::kLong));
-    }
-  }
-  return at::cat(order).to(like.device());
+// The order that turns `rows` rows sorted by (source, expert), `counts` [sources, experts] of them,
+// into rows sorted by (expert, source).
+at::Tensor experts_first(const at::Tensor& counts, std::int64_t rows) {
+  const auto experts = at::arange(counts.size(1), counts.options().dtype(at::kInt));
+  const auto of_rows = at::repeat_interleave(experts.expand_as(counts).flatten(), counts.flatten(),
+                                             0, rows);  // known, so that nobody asks the device
+  return at::argsort(of_rows, /*stable=*/true, 0, /*descending=*/false);
 }
 
 at::Tensor undo(const at::Tensor& order) {
@@ -103,20 +96,25 @@ class Dispatcher {
   Dispatcher(const ModelSetup& setup, const at::Tensor& counts)
       : ep_(setup.mesh.ep()),
         etp_(setup.mesh.etp()),
-        bitwise_(setup.alignment() == Alignment::kBitwise),
-        local_experts_(setup.config.num_moe_experts / ep_.size()) {
-    const auto by_rank = counts.view({ep_.size(), local_experts_});
-    send_ = to_counts(by_rank.sum(1));
-    // [sources, local experts]: what every rank sends to this one.
-    const auto from = ep_.all_to_all(by_rank.contiguous());
-    receive_ = to_counts(from.sum(1));
+        bitwise_(setup.alignment() == Alignment::kBitwise) {
+    const auto by_rank = counts.view({ep_.size(), -1});
+    // [etp ranks * sources, local experts]: what every rank sends to this one and its etp peers.
+    const auto arriving = etp_.all_gather(ep_.all_to_all(by_rank.contiguous()));
+    // The host waits for the device here and nowhere else.
+    const auto host = to_counts(at::cat({by_rank.sum(1), arriving.sum(1)}));
+    send_.assign(host.begin(), host.begin() + ep_.size());
+    Counts blocks;  // rows of each etp rank
+    for (int rank = 0; rank < etp_.size(); ++rank) {
+      const auto from = host.begin() + (1 + rank) * ep_.size();
+      const Counts sources(from, from + ep_.size());
+      blocks.push_back(sum(sources));
+      if (rank == etp_.rank()) receive_ = sources;
+    }
     arrived_ = sum(receive_);
-    const auto gathered = etp_.all_gather(from);  // [etp * sources, local experts]
-    counts_ = to_counts(gathered.flatten());
-    const auto blocks = to_counts(gathered.view({etp_.size(), -1}).sum(1));
     block_ = *std::ranges::max_element(blocks);
-    order_ = experts_first(counts_, local_experts_, counts);
+    order_ = experts_first(arriving, sum(blocks));
     inverse_ = undo(order_);
+    ends_ = arriving.sum(0).cumsum(0).to(at::kInt);
     if (etp_.size() == 1) return;
     // Blocks are padded to one length while they are gathered.
     std::vector<at::Tensor> rows;
@@ -154,26 +152,16 @@ class Dispatcher {
   }
 
   // The end of the rows of each of this rank's experts, int32.
-  at::Tensor ends() const {
-    auto ends = at::zeros({local_experts_}, at::kInt);
-    auto* const of_experts = ends.mutable_data_ptr<std::int32_t>();
-    for (std::size_t i = 0; i < counts_.size(); ++i)
-      of_experts[i % static_cast<std::size_t>(local_experts_)] +=
-          static_cast<std::int32_t>(counts_[i]);
-    std::partial_sum(of_experts, of_experts + local_experts_, of_experts);
-    return ends.to(order_.device());
-  }
+  const at::Tensor& ends() const { return ends_; }
 
  private:
   const ProcessGroup& ep_;
   const ProcessGroup& etp_;
   bool bitwise_;
-  std::int64_t local_experts_;
   Counts send_, receive_;  // rows to and from each rank of ep_
   std::int64_t arrived_ = 0;
-  Counts counts_;  // of each (etp rank, source, local expert)
-  std::int64_t block_ = 0;
-  at::Tensor order_, inverse_, unpadded_;
+  std::int64_t block_ = 0;  // rows of the etp rank that has the most
+  at::Tensor order_, inverse_, unpadded_, ends_;
 };
 
 }  // namespace
