@@ -7,8 +7,8 @@
 #include <mutex>
 #include <thread>
 
-#include "models/certificate/numerics_certificate.h"
 #include "models/distributed/world.h"
+#include "models/spec/products.h"
 
 namespace ferry::models {
 namespace {

@@ -21,11 +21,12 @@
 #include "models/kernels/product/linear.h"
 #include "models/kernels/rms_norm.h"
 #include "models/kernels/rms_norm_cuda.h"
+#include "models/spec/products.h"
 
 namespace ferry::models {
 namespace {
 
-constexpr std::int64_t kSlices[] = {2, 4, 8};
+constexpr int kSlices[] = {2, 4, 8};
 constexpr std::int64_t kNarrowestSlice = 16;
 // Lengths at which transformers' own sums over keys agree, few and many.
 constexpr std::int64_t kTokensOfTransformers[] = {16, 64, 192, 400};
@@ -46,21 +47,23 @@ class Examiner {
   }
 
   void run(NumericsCertificate& certificate) {
-    for (auto shape : gemm_shapes(config_)) {
+    const auto shapes = gemm_shapes(config_);
+    for (auto shape : shapes) {
       if (options_.most_columns > 0) shape.n = std::min(shape.n, options_.most_columns);
-      if (!seen_.insert({shape.n, shape.k, shape.has_bias}).second) continue;
+      const auto parts = shape.cut ? shape.cut->parts : 0;
+      if (!seen_.insert({shape.n, shape.k, shape.has_bias, shape.is_score(), parts}).second)
+        continue;
       product(shape, options_.dtype);
     }
     if (options_.dtype != at::kFloat && routes_in_float())
-      product({.name = "router in fp32",
-               .n = config_.num_moe_experts,
-               .k = config_.hidden_size,
-               .sliced = false},
+      product({.name = "router in fp32", .n = config_.num_moe_experts, .k = config_.hidden_size},
               at::kFloat);
     norm();
     softmax();
     attention();
-    if (config_.num_moe_experts > 0) experts();
+    for (const auto& shape : shapes)
+      if (shape.grouped) experts(shape);
+    if (config_.num_moe_experts > 0) sum_of_experts();
     certificate.checks = std::move(checks_);
     certificate.transformers = std::move(transformers_);
   }
@@ -103,7 +106,7 @@ class Examiner {
     const auto x = random({most_rows_, shape.k}, dtype);
     const auto weight = random({shape.n, shape.k}, dtype) / std::sqrt(static_cast<double>(shape.k));
     const auto bias = shape.has_bias ? random({shape.n}, dtype) : at::Tensor();
-    const auto& op = shape.name == "score" ? ops_.head : ops_.linear;
+    const auto& op = shape.is_score() ? ops_.head : shape.cut ? ops_.slice : ops_.linear;
     const auto all = op(x, weight, bias);
     std::string differing;
     for (const auto rows : rows_)
@@ -116,7 +119,7 @@ class Examiner {
     if (!same_bytes(op(x.index_select(0, order), weight, bias), all.index_select(0, order)))
       differing = " another order of rows";
     report(shape.subject(), "order", differing);
-    if (in_chains(dtype) && shape.name != "score") {
+    if (in_chains(dtype) && !shape.is_score()) {
       differing.clear();
       const auto optional_bias = bias.defined() ? std::optional(bias) : std::nullopt;
       for (const auto rows : kTokensOfTransformers) {
@@ -126,18 +129,27 @@ class Examiner {
       }
       report_of_transformers(shape.subject(), differing);
     }
-    if (!shape.sliced) return;
+    if (!shape.cut) return;
 
     differing.clear();
     for (const auto slices : kSlices) {
-      const auto width = shape.n / slices;
-      if (shape.n % slices != 0 || width < kNarrowestSlice) continue;
-      for (const auto first : {std::int64_t{0}, shape.n - width})
+      if (shape.n % (slices * shape.cut->parts) != 0 || shape.n / slices < kNarrowestSlice)
+        continue;
+      for (const int rank : {0, slices - 1}) {
+        const auto boxes = shape.cut->boxes({shape.n, shape.k}, rank, slices);
+        const auto of_rank = [&](const at::Tensor& columns, std::int64_t dim) {
+          std::vector<at::Tensor> parts;
+          for (const auto& box : boxes)
+            parts.push_back(columns.narrow(dim, box.offset[0], box.size[0]));
+          return at::cat(parts, dim);
+        };
         for (const auto rows : {rows_[3], most_rows_})
-          if (!same_bytes(op(x.narrow(0, 0, rows), weight.narrow(0, first, width).contiguous(),
-                             bias.defined() ? bias.narrow(0, first, width) : bias),
-                          all.narrow(0, 0, rows).narrow(1, first, width)))
-            differing += fmt::format(" column {} of TP {} with {} rows", first, slices, rows);
+          if (!same_bytes(op(x.narrow(0, 0, rows), of_rank(weight, 0),
+                             bias.defined() ? of_rank(bias, 0) : bias),
+                          of_rank(all.narrow(0, 0, rows), 1)))
+            differing +=
+                fmt::format(" column {} of TP {} with {} rows", boxes[0].offset[0], slices, rows);
+      }
     }
     report(shape.subject(), "slices", differing);
   }
@@ -229,12 +241,12 @@ class Examiner {
   }
 
   // Hugging Face's grouped product must give each expert the bits that the linear layer gives.
-  void experts() {
+  void experts(const GemmShape& shape) {
     const std::vector<std::int64_t> sizes =
         options_.device.is_cuda() ? std::vector<std::int64_t>{1, 2, 7, 0, 16, 100, 3, 300}
                                   : std::vector<std::int64_t>{12, 16, 0, 33};
-    const auto n = 2 * config_.moe_ffn_hidden_size;
-    const auto k = config_.hidden_size;
+    const auto n = shape.n;
+    const auto k = shape.k;
     const auto experts = static_cast<std::int64_t>(sizes.size());
     std::vector<std::int32_t> ends;
     std::int64_t rows = 0;
@@ -247,7 +259,7 @@ class Examiner {
     std::int64_t first = 0;
     for (std::int64_t e = 0; e < experts; ++e) {
       const auto size = sizes[static_cast<std::size_t>(e)];
-      if (size > 0 && !same_bytes(ops_.linear(x.narrow(0, first, size), weight[e], {}),
+      if (size > 0 && !same_bytes(ops_.slice(x.narrow(0, first, size), weight[e], {}),
                                   grouped.narrow(0, first, size)))
         differing += fmt::format(" {} rows", size);
       first += size;
@@ -257,10 +269,12 @@ class Examiner {
       report_of_transformers(subject, differing);
     else
       report(subject, "equals linear", differing);
+  }
 
-    const auto parts = random({most_rows_, config_.moe_router_topk, k});
+  void sum_of_experts() {
+    const auto parts = random({most_rows_, config_.moe_router_topk, config_.hidden_size});
     const auto sums = parts.sum(1);
-    differing.clear();
+    std::string differing;
     for (const auto size : rows_)
       if (!same_bytes(parts.narrow(0, 0, size).sum(1), sums.narrow(0, 0, size)))
         differing += fmt::format(" {} rows", size);
@@ -272,7 +286,7 @@ class Examiner {
   const NumericsOps& ops_;
   std::vector<std::int64_t> rows_;
   std::int64_t most_rows_ = 0;
-  std::set<std::tuple<std::int64_t, std::int64_t, bool>> seen_;
+  std::set<std::tuple<std::int64_t, std::int64_t, bool, bool, int>> seen_;
   std::vector<NumericsCheck> checks_;
   std::vector<NumericsCheck> transformers_;
 };
@@ -294,71 +308,13 @@ bool NumericsCertificate::equals_transformers() const {
   return std::ranges::all_of(transformers, &NumericsCheck::passed);
 }
 
-std::string GemmShape::subject() const {
-  return fmt::format("{} {}x{}", name, n, k);
-}
-
-std::vector<GemmShape> gemm_shapes(const TransformerConfig& config) {
-  std::vector<GemmShape> shapes;
-  const auto hidden = config.hidden_size;
-  const auto add = [&](std::string name, std::int64_t n, std::int64_t k, bool bias = false,
-                       bool sliced = true) {
-    if (n > 0 && k > 0)
-      shapes.push_back(
-          {.name = std::move(name), .n = n, .k = k, .has_bias = bias, .sliced = sliced});
-  };
-  if (config.multi_latent_attention) {
-    const auto dim = config.qk_head_dim + config.qk_pos_emb_head_dim;
-    const auto heads = config.num_attention_heads;
-    if (config.q_lora_rank > 0) {
-      add("linear_q_down_proj", config.q_lora_rank, hidden, false, false);
-      add("linear_q_up_proj", heads * dim, config.q_lora_rank);
-    } else {
-      add("linear_q_proj", heads * dim, hidden);
-    }
-    add("linear_kv_down_proj", config.kv_lora_rank + config.qk_pos_emb_head_dim, hidden, false,
-        false);
-    add("linear_kv_up_proj", heads * (config.qk_head_dim + config.v_head_dim), config.kv_lora_rank);
-    add("linear_proj", hidden, heads * config.v_head_dim);
-  } else {
-    const auto query = config.num_attention_heads * config.kv_channels;
-    const auto gates = config.attention_output_gate ? query : 0;
-    add("linear_qkv", query + gates + 2 * config.num_query_groups * config.kv_channels, hidden,
-        config.has_qkv_bias());
-    add("linear_proj", hidden, query, config.add_bias_linear);
-  }
-  if (config.has_linear_attention()) {
-    const auto keys = config.linear_num_key_heads * config.linear_key_head_dim;
-    const auto values = config.linear_num_value_heads * config.linear_value_head_dim;
-    add("in_proj", 2 * (keys + values) + 2 * config.linear_num_value_heads, hidden);
-    add("out_proj", hidden, values);
-  }
-  const bool all_moe = config.num_moe_experts > 0 &&
-                       std::ranges::all_of(config.moe_layer_freq, [](bool moe) { return moe; });
-  if (!all_moe) {
-    add("linear_fc1", 2 * config.ffn_hidden_size, hidden, config.add_bias_linear);
-    add("linear_fc2", hidden, config.ffn_hidden_size, config.add_bias_linear);
-  }
-  if (config.num_moe_experts > 0) {
-    add("router", config.num_moe_experts, hidden, config.add_bias_linear, false);
-    add("experts.linear_fc1", 2 * config.moe_ffn_hidden_size, hidden);
-    add("experts.linear_fc2", hidden, config.moe_ffn_hidden_size);
-    const auto shared = config.moe_shared_expert_intermediate_size;
-    add("shared_experts.linear_fc1", 2 * shared, hidden);
-    add("shared_experts.linear_fc2", hidden, shared);
-    if (config.moe_shared_expert_gate) add("shared_experts.gate", 1, hidden, false, false);
-  }
-  if (config.head == Head::kLanguageModel)
-    add("output_layer", config.vocab_size, hidden);
-  else
-    add("score", config.num_labels, hidden, config.head == Head::kTokenClassification, false);
-  return shapes;
-}
-
 NumericsOps bitwise_ops(at::Device device) {
   NumericsOps ops;
   ops.linear = [](const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
     return linear(x, weight, bias, Alignment::kBitwise);
+  };
+  ops.slice = [](const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+    return linear_slice(x, weight, bias, Alignment::kBitwise);
   };
   ops.head = [](const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
     return linear_head(x, weight, bias, Alignment::kBitwise);

@@ -38,24 +38,13 @@ struct NumericsCertificate {
   bool equals_transformers() const;
 };
 
-// A product with a weight of this model: y [rows, n] = x [rows, k] times weight [n, k], transposed.
-struct GemmShape {
-  std::string name{};  // as Megatron names the layer
-  std::int64_t n = 0;
-  std::int64_t k = 0;
-  bool has_bias = false;
-  bool sliced = true;  // over tensor-parallel ranks
-
-  std::string subject() const;  // "linear_fc2 1536x8960"
-};
-std::vector<GemmShape> gemm_shapes(const TransformerConfig& config);
-
 // The operations that certify_numerics() examines: those of kBitwise (bitwise_ops()), unless a test
 // puts others in their place.
 struct NumericsOps {
   std::function<at::Tensor(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias)>
       linear{};
-  decltype(linear) head{};  // of classification
+  decltype(linear) slice{};  // of weights that ranks share out
+  decltype(linear) head{};   // of classification
   std::function<at::Tensor(const at::Tensor& x, const at::Tensor& weight)> rms_norm{};
   std::function<at::Tensor(const at::Tensor& query,
                            const at::Tensor& key,

@@ -12,8 +12,8 @@ using E = Extent;
 // keeps_dtype, less_one.
 // clang-format off
 constexpr ParameterRow kEmbedding[] = {
-    {"embedding.word_embeddings.weight", kCopy, kColumn, E::kVocab, E::kHidden},
-    {"per_layer_embedding.weight",  kCopy, kColumn, E::kPerLayerVocab, E::kAllLayers, kPerLayerInputs, 400},
+    {.name = "embedding.word_embeddings.weight", .split = kColumn, .rows = E::kVocab, .columns = E::kHidden, .looked_up = true},
+    {.name = "per_layer_embedding.weight", .split = kColumn, .rows = E::kPerLayerVocab, .columns = E::kAllLayers, .when = kPerLayerInputs, .registered = 400, .looked_up = true},
     {"per_layer_model_proj.weight", kCopy, kColumn, E::kAllLayers,     E::kHidden,    kPerLayerInputs, 410},
     {"per_layer_proj_norm.weight",  kCopy, kNone,   E::kPerLayer,      E::kNone,      kPerLayerInputs, 420},
 };
@@ -279,7 +279,7 @@ constexpr ExtraStateRow kHeadStates[] = {{"decoder.final_layernorm", kNotHybrid}
 constexpr ParameterRow kVisionEmbedding[] = {
     {"patch_embed.proj.weight", kCopy, kNone, E::kVisionHidden, E::kVisionChannels, kAlways, 0, false, false, E::kVisionFrames, false, false, E::kVisionPatch, E::kVisionPatch},
     {"patch_embed.proj.bias",   kCopy, kNone, E::kVisionHidden, E::kNone,           kAlways, 10},
-    {"pos_embed.weight",        kCopy, kNone, E::kVisionGrid,   E::kVisionHidden,   kAlways, 20},
+    {.name = "pos_embed.weight", .rows = E::kVisionGrid, .columns = E::kVisionHidden, .registered = 20, .looked_up = true},
 };
 
 constexpr ParameterRow kVisionBlock[] = {
@@ -370,6 +370,12 @@ const ParameterSection kVisionEmbeddingSection{.rows = kVisionEmbedding};
 const ParameterSection kVisionBlockSection{.rows = kVisionBlock};
 const ParameterSection kVisionMergerSection{.rows = kVisionMerger};
 const ParameterSection kVisionDeepstackSection{.rows = kVisionDeepstack};
+
+Role ParameterRow::role() const {
+  if (columns == Extent::kNone) return Role::kVector;
+  if (depth != Extent::kNone) return Role::kConvolution;
+  return looked_up ? Role::kTable : Role::kProduct;
+}
 
 std::int64_t size_of(Extent extent, const TransformerConfig& config) {
   const auto heads = config.num_attention_heads;

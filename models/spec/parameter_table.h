@@ -118,6 +118,14 @@ enum class When : std::uint8_t {
 
 bool applies(When when, const TransformerConfig& config);
 
+// The part of a parameter in what a model computes.
+enum class Role : std::uint8_t {
+  kVector,       // a norm's weight, a bias, a scale of channels or heads
+  kTable,        // rows are looked up by token or place
+  kConvolution,  // along tokens, or over the patches of an image
+  kProduct,      // rows [n, k] are multiplied with inputs of k channels
+};
+
 struct ParameterRow {
   std::string_view name;  // below the prefix of its layer; whole outside of layers
   Merge merge = Merge::kCopy;
@@ -137,6 +145,9 @@ struct ParameterRow {
   bool less_one = false;          // holds the weight less one, where Hugging Face holds the weight
   Extent height = Extent::kNone;  // the fourth dimension
   Extent width = Extent::kNone;   // the fifth
+  bool looked_up = false;         // of Role::kTable
+
+  Role role() const;
 };
 
 // The rows of the tensors that a row merges, in their order: q, k and v; gate and up; or all.

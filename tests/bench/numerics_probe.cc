@@ -16,6 +16,7 @@
 #include "distckpt/base/error.h"
 #include "models/certificate/numerics_certificate.h"
 #include "models/kernels/product/gemm.h"
+#include "models/spec/products.h"
 
 namespace ferry::models {
 namespace {

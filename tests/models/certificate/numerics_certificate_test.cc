@@ -5,7 +5,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <set>
 #include <string>
+
+#include "models/spec/products.h"
 
 namespace ferry::models {
 namespace numerics_certificate_test {
@@ -71,8 +74,8 @@ TEST(NumericsCertificate, TheHostKeepsBitsInFloatOnAnyNumberOfThreads) {
 // A product that adds up K in other pieces when rows are few, as split-K kernels do.
 TEST(NumericsCertificate, NamesTheShapeOfAProductThatDependsOnRows) {
   auto ops = bitwise_ops(at::kCPU);
-  const auto right = ops.linear;
-  ops.linear = [&](const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+  const auto right = ops.slice;
+  ops.slice = [&](const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
     if (x.size(0) != 17 || weight.size(1) != 512) return right(x, weight, bias);
     return right(x.narrow(1, 0, 256), weight.narrow(1, 0, 256), bias) +
            right(x.narrow(1, 256, 256), weight.narrow(1, 256, 256), {});
@@ -85,8 +88,8 @@ TEST(NumericsCertificate, NamesTheShapeOfAProductThatDependsOnRows) {
 
 TEST(NumericsCertificate, NamesASliceAnOrderAndANormThatDiffer) {
   auto ops = bitwise_ops(at::kCPU);
-  const auto right = ops.linear;
-  ops.linear = [&](const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+  const auto right = ops.slice;
+  ops.slice = [&](const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
     auto y = right(x, weight, bias);
     if (weight.size(0) == 500) y[3][0] += 1;  // half of the vocabulary
     return y;
@@ -97,6 +100,20 @@ TEST(NumericsCertificate, NamesASliceAnOrderAndANormThatDiffer) {
   for (const auto& check : certificate.checks)
     if (!check.passed) failures += check.subject + " " + check.property + "; ";
   EXPECT_EQ(failures, "output_layer 1000x256 slices; RMSNorm 256 rows; ");
+}
+
+// A weight that every rank has whole is examined by the operation of such weights.
+TEST(NumericsCertificate, NamesARouterThatDependsOnRows) {
+  auto ops = bitwise_ops(at::kCPU);
+  const auto right = ops.linear;
+  ops.linear = [&](const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+    return right(x, weight, bias) * (x.size(0) == 7 ? 2 : 1);
+  };
+  const auto certificate = certify_numerics(tiny(true), {}, ops);
+  std::string failures;
+  for (const auto& check : certificate.checks)
+    if (!check.passed) failures += text(&check) + "; ";
+  EXPECT_EQ(failures, "router 8x256, rows: other bits at 7 rows; ");
 }
 
 TEST(NumericsCertificate, NamesAttentionThatSeesItsNeighbours) {
@@ -112,6 +129,17 @@ TEST(NumericsCertificate, NamesAttentionThatSeesItsNeighbours) {
   ASSERT_NE(first_failure(certificate), nullptr);
   EXPECT_EQ(text(first_failure(certificate)),
             "attention 4x2x64, packing: other bits at the second of two sequences");
+}
+
+TEST(NumericsCertificate, ExaminesThePredictionLayersProjectionAndBothProductsOfExperts) {
+  auto config = tiny(true);
+  config.mtp_num_layers = 1;
+  std::set<std::string> subjects;
+  for (const auto& check : certify_numerics(config, {}, bitwise_ops(at::kCPU)).checks)
+    subjects.insert(check.subject);
+  for (const auto* subject : {"eh_proj 256x512", "grouped product 256x256",
+                              "grouped product 256x128", "sum of 2 experts"})
+    EXPECT_TRUE(subjects.contains(subject)) << subject;
 }
 
 TEST(NumericsCertificate, ListsTheProductsOfLatentAttentionAndSharedExperts) {

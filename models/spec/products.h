@@ -1,0 +1,36 @@
+// The products of a model: which matrices of the table (parameter_table.h) its inputs are
+// multiplied with, in which shapes, and how ranks share them out (sharding.h).
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "models/spec/parameter_table.h"
+#include "models/spec/sharding.h"
+#include "models/spec/transformer_config.h"
+
+namespace ferry::models {
+
+// A product with a weight: y [rows, n] = x [rows, k] times weight [n, k], transposed.
+struct GemmShape {
+  std::string name{};  // as Megatron names the layer, without the modules around it
+  std::int64_t n = 0;
+  std::int64_t k = 0;
+  bool has_bias = false;  // added by the product
+  // The weight's rows that a tensor parallel rank has in kBitwise; nothing: all of them.
+  std::optional<Cut> cut{};
+  bool grouped = false;               // of one expert, each of which has rows of its own
+  const ParameterRow* row = nullptr;  // of the table; of a tied output layer its embedding's
+
+  std::string subject() const;  // "linear_fc2 1536x8960"
+  // True of the scores of a classification head.
+  bool is_score() const { return row != nullptr && row->when == When::kScore; }
+};
+
+// The products of all stages and of the vision tower, in the order of the modules; layers of one
+// kind give them once. None with a vocabulary that is not known.
+std::vector<GemmShape> gemm_shapes(const TransformerConfig& config);
+
+}  // namespace ferry::models
