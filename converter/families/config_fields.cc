@@ -218,8 +218,12 @@ void read_vision(const ConfigFields& all, TransformerConfig& config) {
       .out_hidden_size = fields.size("out_hidden_size", 3584),
       .num_position_embeddings = fields.size("num_position_embeddings", 2304),
       .deepstack_visual_indexes = {8, 16, 24},
-      .activation = fields.text("hidden_act", "gelu_pytorch_tanh"),
       .image_token_id = all.size("image_token_id", 151655)};
+  constexpr auto kBlocksHave = name_of(models::Activation::kGeluTanh);
+  if (const auto activation = fields.text("hidden_act", kBlocksHave); activation != kBlocksHave) {
+    vision.problem = fmt::format("{}: hidden_act is \"{}\", only \"{}\" is computed",
+                                 fields.source(), activation, kBlocksHave);
+  }
   if (fields.find("deepstack_visual_indexes") != nullptr)
     vision.deepstack_visual_indexes = sizes_of(fields, "deepstack_visual_indexes");
   if (const auto* const rope = fields.find("rope_parameters"); rope != nullptr) {

@@ -100,7 +100,8 @@ struct Family {
   bool tied = false;             // tie_word_embeddings
   // rope_parameters differ by kind of layer: those of full attention are read.
   bool rope_of_layers = false;
-  std::string_view activation = "silu";  // hidden_act, hidden_activation: the only one handled
+  // hidden_act, hidden_activation: the only one handled.
+  models::Activation activation = models::Activation::kSilu;
   PredictionCount prediction{};
   // Reads what config.json says in the family's own words into a configuration that holds what all
   // families say alike: sizes, rotary embedding, biases.

@@ -18,18 +18,22 @@ namespace {
 
 using models::Head;
 using models::RopeScaling;
+using models::RopeType;
 using models::TransformerConfig;
 using nlohmann::json;
 
 RopeScaling parse_rope_scaling(const ConfigFields& fields) {
   // "type" is the older spelling of "rope_type"; where both are given they agree.
-  const auto type = fields.text("rope_type", fields.text("type", "default"));
-  require(fields.text("type", type) == type, ErrorKind::kCorrupt, "{}: rope_type and type differ",
+  const auto name = fields.text("rope_type", fields.text("type", name_of(RopeType::kDefault)));
+  require(fields.text("type", name) == name, ErrorKind::kCorrupt, "{}: rope_type and type differ",
           fields.source());
-  // Turning by three positions ("mrope") is turning by one, of text.
-  if (type == "default" || type == "mrope") return {};
+  if (name == "mrope") return {};  // turning by three positions is turning by one, of text
+  const auto type = find_in(models::kRopeTypes, name);
+  require(type.has_value(), ErrorKind::kLayout, "{}: rope_type is \"{}\", which is none of {}",
+          fields.source(), name, names_in(models::kRopeTypes));
+  if (*type == RopeType::kDefault) return {};
   return {
-      .type = type,
+      .type = *type,
       .factor = fields.optional_number("factor").value_or(1.0),
       .low_freq_factor = fields.optional_number("low_freq_factor"),
       .high_freq_factor = fields.optional_number("high_freq_factor"),
@@ -181,10 +185,10 @@ TransformerConfig parse_hf_config(std::string_view text, std::string_view source
     return config;
   }
   for (const auto* key : {"hidden_act", "hidden_activation", "mlp_hidden_act"}) {
-    const auto activation = fields.text(key, family->activation);
-    require(activation == family->activation, ErrorKind::kLayout,
-            "{}: {} is \"{}\", only \"{}\" is handled", source, key, activation,
-            family->activation);
+    const auto handled = name_of(family->activation);
+    const auto activation = fields.text(key, handled);
+    require(activation == handled, ErrorKind::kLayout, "{}: {} is \"{}\", only \"{}\" is handled",
+            source, key, activation, handled);
   }
   config.activation = family->activation;
 

@@ -1,6 +1,8 @@
 #include "converter/families/megatron_args.h"
 
+#include <array>
 #include <cmath>
+#include <cstddef>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -8,6 +10,7 @@
 #include "converter/families/config_limits.h"
 #include "converter/families/families.h"
 #include "distckpt/base/error.h"
+#include "distckpt/base/named.h"
 
 namespace ferry::converter {
 namespace {
@@ -54,6 +57,15 @@ class ArgumentReader {
   std::string text(std::string_view key, std::string_view otherwise) const {
     const auto value = find(key);
     return std::string(value ? value->as_string() : otherwise);
+  }
+  // The value that a table names.
+  template <typename T, std::size_t kCount>
+  T choice(std::string_view key, const std::array<Named<T>, kCount>& table, T otherwise) const {
+    const auto name = text(key, name_in(table, otherwise));
+    const auto found = find_in(table, name);
+    require(found.has_value(), ErrorKind::kLayout, "{} say that {} is \"{}\", which is none of {}",
+            kArguments, key, name, names_in(table));
+    return *found;
   }
   double number(std::string_view key, double otherwise) const {
     const auto value = find(key);
@@ -151,7 +163,7 @@ void read_hybrid_layers(const ArgumentReader& args, TransformerConfig& config) {
     if (config.num_moe_experts > 0) config.moe_layer_freq.push_back(letter == 'E');
   }
   config.gated_linear_unit = args.flag("swiglu", false);
-  if (args.flag("squared_relu", false)) config.activation = "relu2";
+  if (args.flag("squared_relu", false)) config.activation = models::Activation::kSquaredRelu;
   config.mamba_num_heads = args.size("mamba_num_heads", kMaxHeads);
   config.mamba_head_dim = args.size("mamba_head_dim");
   config.mamba_num_groups = args.size("mamba_num_groups", kMaxHeads);
@@ -168,7 +180,8 @@ void read_experts(const ArgumentReader& args, TransformerConfig& config) {
   if (config.moe_ffn_hidden_size == 0) config.moe_ffn_hidden_size = config.ffn_hidden_size;
   config.moe_layer_freq = read_layer_freq(args, config.num_layers);
   config.moe_router_topk = args.integer("moe_router_topk", 2);
-  config.moe_router_score_function = args.text("moe_router_score_function", "softmax");
+  config.moe_router_score_function = args.choice(
+      "moe_router_score_function", models::kScoreFunctions, models::ScoreFunction::kSoftmax);
   config.moe_router_pre_softmax = args.flag("moe_router_pre_softmax", false);
   config.moe_router_enable_expert_bias = args.flag("moe_router_enable_expert_bias", false);
   config.moe_router_topk_scaling_factor = args.number("moe_router_topk_scaling_factor", 1.0);
@@ -185,14 +198,14 @@ void read_sinks_and_yarn(const ArgumentReader& args, TransformerConfig& config) 
           "the checkpoint was trained with a softmax_type of {}, which no known family has",
           softmax);
   config.softmax_offset = softmax == "learnable";
-  if (args.flag("quick_geglu", false)) config.activation = "quick_geglu";
+  if (args.flag("quick_geglu", false)) config.activation = models::Activation::kQuickGeglu;
   config.glu_linear_offset = args.number("glu_linear_offset", 0.0);
   if (args.find("activation_func_clamp_value"))
     config.activation_func_clamp_value = args.number("activation_func_clamp_value", 0.0);
   if (args.find("window_attn_skip_freq") && config.sliding_window)
     config.window_attn_skip_freq = read_skip_freq(args, "window_attn_skip_freq", config.num_layers);
   if (args.text("position_embedding_type", "rope") != "yarn") return;
-  config.rope_scaling = {.type = "yarn",
+  config.rope_scaling = {.type = models::RopeType::kYarn,
                          .factor = args.number("rotary_scaling_factor", 1.0),
                          .beta_fast = args.number("yarn_beta_fast", 32.0),
                          .beta_slow = args.number("yarn_beta_slow", 1.0),
@@ -328,11 +341,11 @@ std::optional<TransformerConfig> read_args(PickleValue common_state) {
   config.rotary_interleaved = args.flag("rotary_interleaved", false);
   config.layernorm_zero_centered_gamma = args.flag("apply_layernorm_1p", false);
   if (args.flag("use_rope_scaling", false)) {  // the only kind that Megatron-LM has: Llama 3's
-    config.rope_scaling.type = "llama3";
+    config.rope_scaling.type = models::RopeType::kLlama3;
     config.rope_scaling.factor = args.number("rope_scaling_factor", 8.0);
   }
   if (args.find("rotary_seq_len_interpolation_factor")) {
-    config.rope_scaling.type = "linear";
+    config.rope_scaling.type = models::RopeType::kLinear;
     config.rope_scaling.factor = args.number("rotary_seq_len_interpolation_factor", 1.0);
   }
   if (const auto window = args.find("window_size")) {

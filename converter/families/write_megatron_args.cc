@@ -13,7 +13,9 @@ namespace {
 using distckpt::DType;
 using distckpt::PickleValue;
 using distckpt::PickleWriter;
+using models::Activation;
 using models::ParallelConfig;
+using models::RopeType;
 using models::TransformerConfig;
 
 // key = value of a Namespace, for each kind of value.
@@ -25,6 +27,7 @@ class ArgumentWriter {
   void set(std::string_view key, int value) { begin(key).integer(value); }
   void set(std::string_view key, double value) { begin(key).real(value); }
   void set(std::string_view key, const char* value) { begin(key).string(value); }
+  void set(std::string_view key, std::string_view value) { begin(key).string(value); }
   void set_none(std::string_view key) { begin(key).none(); }
   void set(std::string_view key, std::optional<int> value) {
     value ? begin(key).integer(*value) : begin(key).none();
@@ -56,7 +59,7 @@ void write_latent_attention(ArgumentWriter& args, const TransformerConfig& confi
   args.set("qk_pos_emb_head_dim", config.qk_pos_emb_head_dim);
   args.set("v_head_dim", config.v_head_dim);
   const auto& scaling = config.rope_scaling;
-  const bool yarn = scaling.type == "yarn";
+  const bool yarn = scaling.type == RopeType::kYarn;
   args.set("rope_type", yarn ? "yarn" : "rope");
   args.set("rotary_scaling_factor", yarn ? scaling.factor : 1.0);
   args.set("mscale", scaling.mscale.value_or(1.0));
@@ -80,13 +83,13 @@ void write_window_layers(ArgumentWriter& args, const std::vector<bool>& sliding)
 
 // YaRN of attention that is not latent, whose arguments Megatron-LM has since it has GPT-OSS.
 bool is_plain_yarn(const TransformerConfig& config) {
-  return config.rope_scaling.type == "yarn" && config.rope_scaling.truncate.has_value() &&
+  return config.rope_scaling.type == RopeType::kYarn && config.rope_scaling.truncate.has_value() &&
          !config.multi_latent_attention;
 }
 
 // The settings that Megatron-LM knows since it has GPT-OSS.
 void write_sinks_and_yarn(ArgumentWriter& args, const TransformerConfig& config) {
-  if (config.activation == "quick_geglu") {
+  if (config.activation == Activation::kQuickGeglu) {
     args.set("quick_geglu", true);
     args.set("glu_linear_offset", config.glu_linear_offset);
   }
@@ -123,7 +126,7 @@ void write_experts(ArgumentWriter& args, const TransformerConfig& config) {
   args.set("moe_ffn_hidden_size", config.moe_ffn_hidden_size);
   args.set("moe_grouped_gemm", true);
   args.set("moe_router_topk", config.moe_router_topk);
-  args.set("moe_router_score_function", config.moe_router_score_function.c_str());
+  args.set("moe_router_score_function", name_of(config.moe_router_score_function));
   args.set("moe_router_pre_softmax", config.moe_router_pre_softmax);
   args.set("moe_router_enable_expert_bias", config.moe_router_enable_expert_bias);
   args.set("moe_router_topk_scaling_factor", config.moe_router_topk_scaling_factor);
@@ -204,18 +207,18 @@ void write_model(ArgumentWriter& args, const TransformerConfig& config) {
   }
   args.set("rotary_percent", config.rotary_percent);
   args.set("rotary_interleaved", config.rotary_interleaved);
-  if (config.rope_scaling.type == "linear") {
+  if (config.rope_scaling.type == RopeType::kLinear) {
     args.set("rotary_seq_len_interpolation_factor", config.rope_scaling.factor);
   } else {
     args.set_none("rotary_seq_len_interpolation_factor");
   }
-  args.set("use_rope_scaling", config.rope_scaling.type == "llama3");
+  args.set("use_rope_scaling", config.rope_scaling.type == RopeType::kLlama3);
   args.set("rope_scaling_factor",
-           config.rope_scaling.type == "llama3" ? config.rope_scaling.factor : 8.0);
+           config.rope_scaling.type == RopeType::kLlama3 ? config.rope_scaling.factor : 8.0);
   args.set("add_bias_linear", config.add_bias_linear);
   args.set("add_qkv_bias", config.add_qkv_bias);
-  args.set("swiglu", config.activation == "silu");
-  args.set("squared_relu", config.activation == "relu2");
+  args.set("swiglu", config.activation == Activation::kSilu);
+  args.set("squared_relu", config.activation == Activation::kSquaredRelu);
   write_sinks_and_yarn(args, config);
   args.set("untie_embeddings_and_output_weights", config.untie_embeddings_and_output_weights);
   args.set("apply_layernorm_1p", config.layernorm_zero_centered_gamma);

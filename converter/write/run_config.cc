@@ -18,6 +18,8 @@ namespace ferry::converter {
 namespace fs = std::filesystem;
 namespace {
 
+using models::Activation;
+using models::RopeType;
 using nlohmann::ordered_json;
 
 // A field of the provider, and the argument of Megatron-LM that it is.
@@ -134,16 +136,22 @@ ordered_json named(const std::string& name) {
   return {{"_target_", name}, {"_call_", false}};
 }
 
-ordered_json activation_func(const std::string& activation) {
-  if (activation == "gelu_pytorch_tanh") return named("megatron.core.activations.fast_gelu");
-  if (activation == "quick_geglu")
-    return named("megatron.core.fusions.fused_bias_geglu.quick_gelu");
-  if (activation == "relu2") return named("megatron.core.activations.squared_relu");
-  return named("torch.nn.functional.silu");
+ordered_json activation_func(Activation activation) {
+  switch (activation) {
+    case Activation::kSilu:
+      return named("torch.nn.functional.silu");
+    case Activation::kGeluTanh:
+      return named("megatron.core.activations.fast_gelu");
+    case Activation::kQuickGeglu:
+      return named("megatron.core.fusions.fused_bias_geglu.quick_gelu");
+    case Activation::kSquaredRelu:
+      return named("megatron.core.activations.squared_relu");
+  }
+  fail(ErrorKind::kBug, "an activation without a function");
 }
 
 bool has_plain_yarn(const models::TransformerConfig& config) {
-  return config.rope_scaling.type == "yarn" && !config.multi_latent_attention;
+  return config.rope_scaling.type == RopeType::kYarn && !config.multi_latent_attention;
 }
 
 // YaRN of attention that is not latent. A factor of the angles that follows from the scaling is
@@ -205,10 +213,10 @@ std::optional<std::string> run_config_problem(const models::TransformerConfig& c
     return refusal(
         "has no q_lora_rank: Megatron-Bridge's model then has a norm before q that this one "
         "lacks");
-  if (!scaling.type.empty() && scaling.type != "linear" && scaling.type != "llama3" &&
-      scaling.type != "yarn")
-    return refusal(
-        fmt::format("scales positions by {}, for which Megatron-LM has no argument", scaling.type));
+  if (scaling.type != RopeType::kDefault && scaling.type != RopeType::kLinear &&
+      scaling.type != RopeType::kLlama3 && scaling.type != RopeType::kYarn)
+    return refusal(fmt::format("scales positions by {}, for which Megatron-LM has no argument",
+                               name_of(scaling.type)));
   if (has_plain_yarn(config) && scaling.attention_factor)
     return refusal(
         "scales positions by yarn with an attention_factor, for which Megatron-Bridge has no "

@@ -51,8 +51,9 @@ std::unique_ptr<RowDecoder> RowDecoder::make(const TransformerConfig& config,
       config.multi_latent_attention || config.rotary_percent < 1 || config.rotary_interleaved ||
       config.attention_output_gate || config.has_linear_attention() ||
       config.post_norm != PostNorm::kNone || config.add_bias_linear ||
-      config.activation != "silu" || config.norm_rounding() != NormRounding::kBeforeWeight ||
-      config.rotary_base_local || config.softmax_scale || config.attn_logit_softcapping ||
+      config.activation != Activation::kSilu ||
+      config.norm_rounding() != NormRounding::kBeforeWeight || config.rotary_base_local ||
+      config.softmax_scale || config.attn_logit_softcapping ||
       config.rope_scaling.llama_4_scaling_beta || config.head != Head::kLanguageModel)
     return nullptr;
   for (const auto& parameter : parameters.all())

@@ -111,13 +111,13 @@ RotaryEmbedding::RotaryEmbedding(const TransformerConfig& config, at::Device dev
   const auto dim = config.rotary_dim();
   const auto& scaling = config.rope_scaling;
   const auto plain = at::reciprocal(powers(config.rotary_base, dim));
-  if (scaling.type.empty() || scaling.type == "default") {
+  if (scaling.type == RopeType::kDefault) {
     inv_freq_ = plain;
-  } else if (scaling.type == "linear") {
+  } else if (scaling.type == RopeType::kLinear) {
     inv_freq_ = plain / scaling.factor;
-  } else if (scaling.type == "llama3") {
+  } else if (scaling.type == RopeType::kLlama3) {
     inv_freq_ = llama3(plain, scaling);
-  } else if (scaling.type == "yarn") {
+  } else if (scaling.type == RopeType::kYarn) {
     inv_freq_ = yarn(config.rotary_base, dim, scaling.factor, scaling);
     const double all_dim = scaling.mscale_all_dim.value_or(0.0);
     const double mscale = scaling.mscale.value_or(0.0);
@@ -126,9 +126,10 @@ RotaryEmbedding::RotaryEmbedding(const TransformerConfig& config, at::Device dev
                                                              yarn_mscale(scaling.factor, all_dim)
                                                        : yarn_mscale(scaling.factor, 1.0);
   } else {
-    throw Error(ErrorKind::kLayout,
-                fmt::format("RoPE scaling \"{}\" is not known to the models", scaling.type),
-                "known are linear, llama3 and yarn");
+    throw Error(
+        ErrorKind::kLayout,
+        fmt::format("RoPE scaling \"{}\" is not known to the models", name_of(scaling.type)),
+        "known are linear, llama3 and yarn");
   }
   inv_freq_ = inv_freq_.to(device);
   if (config.mrope_section.empty()) return;
@@ -229,8 +230,7 @@ double softmax_scale(const TransformerConfig& config) {
   const double scale =
       std::pow(static_cast<double>(config.qk_head_dim + config.qk_pos_emb_head_dim), -0.5);
   const double all_dim = config.rope_scaling.mscale_all_dim.value_or(0.0);
-  if (config.rope_scaling.type.empty() || config.rope_scaling.type == "default" || all_dim == 0)
-    return scale;
+  if (config.rope_scaling.type == RopeType::kDefault || all_dim == 0) return scale;
   const double mscale = yarn_mscale(config.rope_scaling.factor, all_dim);
   return scale * mscale * mscale;
 }

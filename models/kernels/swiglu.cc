@@ -75,10 +75,10 @@ at::Tensor geglu(const at::Tensor& gate_up) {
   return models::gelu_tanh(halves[0]) * halves[1];
 }
 
-GatedActivation gated_activation(std::string_view activation) {
-  if (activation == "silu") return swiglu;
-  if (activation == "gelu_pytorch_tanh") return geglu;
-  fail(ErrorKind::kLayout, "the activation {} is not known to gated layers", activation);
+GatedActivation gated_activation(Activation activation) {
+  if (activation == Activation::kSilu) return swiglu;
+  if (activation == Activation::kGeluTanh) return geglu;
+  fail(ErrorKind::kLayout, "the activation {} is not known to gated layers", name_of(activation));
 }
 
 at::Tensor quick_geglu(const at::Tensor& gate_up, const QuickGeglu& options) {

@@ -4,7 +4,8 @@
 #include <ATen/core/Tensor.h>
 
 #include <optional>
-#include <string_view>
+
+#include "models/spec/model_settings.h"
 
 namespace ferry::models {
 
@@ -14,9 +15,9 @@ at::Tensor swiglu(const at::Tensor& gate_up);
 // gelu(gate) * up, with the approximation of gelu by tanh, on the same.
 at::Tensor geglu(const at::Tensor& gate_up);
 
-// The one of both that `activation`, hidden_act of config.json, names. Throws Error(kLayout).
+// The one of both that has this activation. Throws Error(kLayout) for another one.
 using GatedActivation = at::Tensor (*)(const at::Tensor& gate_up);
-GatedActivation gated_activation(std::string_view activation);
+GatedActivation gated_activation(Activation activation);
 
 // GPT-OSS's, on the same: (up + offset) * gate * sigmoid(1.702 gate), with gate at most `clamp` and
 // up at most that far from 0.

@@ -122,9 +122,9 @@ class LayerMemory {
   // Gate and up, and their product; on the host silu(gate), too, or every step of GPT-OSS's
   // activation.
   double activations(std::int64_t ffn) const {
-    if (config_.activation == "gelu_pytorch_tanh") return 4 * width(ffn);
+    if (config_.activation == Activation::kGeluTanh) return 4 * width(ffn);
     if (!on_host_) return 3 * width(ffn);
-    return (config_.activation == "quick_geglu" ? 7 : 4) * width(ffn);
+    return (config_.activation == Activation::kQuickGeglu ? 7 : 4) * width(ffn);
   }
 
   // The input, and its activations.

@@ -265,8 +265,9 @@ std::string_view not_computed(const TransformerConfig& config) {
                              config.num_moe_experts > 0 &&
                              std::ranges::count(config.moe_layer_freq, false) == 0;
   const bool dense = config.num_moe_experts == 0;
-  if (config.activation != "silu" && !(config.activation == "quick_geglu" && experts_alone) &&
-      !(config.activation == "gelu_pytorch_tanh" && dense))
+  if (config.activation != Activation::kSilu &&
+      !(config.activation == Activation::kQuickGeglu && experts_alone) &&
+      !(config.activation == Activation::kGeluTanh && dense))
     return "an activation other than SiLU";
   if (config.post_norm == PostNorm::kOfLinear && !config.softmax_scale)
     return "settings that Megatron's arguments do not name (--hf-config says them)";

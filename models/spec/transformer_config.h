@@ -10,13 +10,14 @@
 #include <vector>
 
 #include "distckpt/base/dtype.h"
+#include "models/spec/model_settings.h"
 #include "models/spec/vision_config.h"
 
 namespace ferry::models {
 
-// RoPE scaling, in the names of transformers' rope_parameters. Empty type: none.
+// RoPE scaling, in the names of transformers' rope_parameters.
 struct RopeScaling {
-  std::string type{};  // "llama3", "linear", "dynamic", "yarn"
+  RopeType type = RopeType::kDefault;
   double factor = 1.0;
   std::optional<double> low_freq_factor{};
   std::optional<double> high_freq_factor{};
@@ -26,7 +27,7 @@ struct RopeScaling {
   std::optional<double> mscale{};
   std::optional<double> mscale_all_dim{};
   std::optional<std::int64_t> original_max_position_embeddings{};
-  std::optional<bool> truncate{};  // of "yarn": the range of corrected channels is rounded
+  std::optional<bool> truncate{};  // of kYarn: the range of corrected channels is rounded
   // Queries are multiplied by 1 + beta * log(1 + floor(position /
   // original_max_position_embeddings)).
   std::optional<double> llama_4_scaling_beta{};
@@ -103,7 +104,7 @@ struct TransformerConfig {
   // The factor of products of queries and keys, where it is not that of a head's channels.
   std::optional<double> softmax_scale{};
   bool softmax_offset = false;  // softmax_type "learnable": each head has a sink
-  // Activation "quick_geglu": quick_gelu(min(gate, c)) * (clamp(up, c) + offset), where c is the
+  // Activation::kQuickGeglu: quick_gelu(min(gate, c)) * (clamp(up, c) + offset), where c is the
   // clamp value.
   double glu_linear_offset = 0.0;
   std::optional<double> activation_func_clamp_value{};
@@ -114,8 +115,7 @@ struct TransformerConfig {
   bool qk_layernorm_full = false;  // over the channels of all heads together, not head by head
   PostNorm post_norm = PostNorm::kNone;
   bool layernorm_zero_centered_gamma = false;  // norms multiply by 1 + weight
-  // hidden_act of config.json: "silu", "gelu_pytorch_tanh"; "quick_geglu" of GPT-OSS.
-  std::string activation = "silu";
+  Activation activation = Activation::kSilu;
   bool embedding_scaling = false;  // embeddings are multiplied by the root of hidden_size
   // c of c * tanh(x / c): of products of queries and keys, of logits.
   std::optional<double> attn_logit_softcapping{};
@@ -131,7 +131,7 @@ struct TransformerConfig {
   bool moe_shared_expert_gate = false;
   std::int64_t moe_latent_size = 0;  // of what experts read and give; 0: hidden_size
   std::int64_t moe_router_topk = 0;
-  std::string moe_router_score_function = "softmax";  // or "sigmoid"
+  ScoreFunction moe_router_score_function = ScoreFunction::kSoftmax;
   bool moe_router_pre_softmax = false;
   bool moe_router_enable_expert_bias = false;
   double moe_router_norm_min = 1e-12;      // ERNIE: weights are divided by their sum, if by no less

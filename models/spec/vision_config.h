@@ -20,8 +20,8 @@ struct VisionConfig {
   std::int64_t num_position_embeddings = 0;              // of a square grid
   std::vector<std::int64_t> deepstack_visual_indexes{};  // blocks that the first layers also see
   double rotary_base = 10000.0;
-  std::string activation = "gelu_pytorch_tanh";  // of the blocks
-  std::int64_t image_token_id = 0;               // in the place of each token of an image
+  std::int64_t image_token_id = 0;  // in the place of each token of an image
+  std::string problem{};            // the reason why the tower is not computed; empty: it is
 
   // Channels of a token's patches together.
   std::int64_t merged_size() const { return hidden_size * spatial_merge_size * spatial_merge_size; }

@@ -183,8 +183,8 @@ Experts::Experts(const ModelSetup& setup, Parameters& parameters, const std::str
 }
 
 at::Tensor Experts::activated(const at::Tensor& gate_up) const {
-  return setup_.config.activation == "quick_geglu" ? quick_geglu(gate_up, geglu_options())
-                                                   : swiglu(gate_up);
+  return setup_.config.activation == Activation::kQuickGeglu ? quick_geglu(gate_up, geglu_options())
+                                                             : swiglu(gate_up);
 }
 
 QuickGeglu Experts::geglu_options() const {
@@ -235,7 +235,7 @@ at::Tensor Experts::forward(const at::Tensor& rows, const at::Tensor& ends) cons
   };
   // On a GPU one kernel adds the bias, too.
   const bool fuses_bias = rows.is_cuda() && rows.size(0) > 0 && fc1_bias_.defined() &&
-                          setup_.config.activation == "quick_geglu";
+                          setup_.config.activation == Activation::kQuickGeglu;
   const auto activate = [this, &etp, ends, fuses_bias, alignment](const at::Tensor& gate_up) {
     const auto mine =
         fuses_bias ? quick_geglu(gate_up, {.values = fc1_bias_, .ends = ends}, geglu_options())
@@ -255,8 +255,8 @@ at::Tensor Experts::forward(const at::Tensor& rows, const at::Tensor& ends) cons
 // Grouped products are faster from about two choices an expert on (tests/bench/experts_bench.cc).
 // Ranks of an expert tensor parallel group would each add the whole bias.
 bool Experts::takes_few(const at::Tensor& choices) const {
-  const bool knows_activation =
-      setup_.config.activation == "silu" || setup_.config.activation == "quick_geglu";
+  const bool knows_activation = setup_.config.activation == Activation::kSilu ||
+                                setup_.config.activation == Activation::kQuickGeglu;
   return !at::GradMode::is_enabled() && setup_.alignment() == Alignment::kFast &&
          knows_activation && (!fc1_bias_.defined() || setup_.mesh.etp().size() == 1) &&
          setup_.mesh.ep().size() == 1 && choices.numel() <= 2 * setup_.config.num_moe_experts &&
@@ -274,7 +274,7 @@ at::Tensor Experts::forward_few(const at::Tensor& x,
 
 ExpertWeights Experts::weights() const {
   ExpertWeights all{.fc1 = fc1_, .fc2 = fc2_, .fc1_bias = fc1_bias_, .fc2_bias = fc2_bias_};
-  if (setup_.config.activation == "quick_geglu") all.quick = geglu_options();
+  if (setup_.config.activation == Activation::kQuickGeglu) all.quick = geglu_options();
   return all;
 }
 

@@ -100,7 +100,7 @@ Routing TopKRouter::route(const at::Tensor& x, const at::Tensor& given, bool gen
   routing.logits = config.family == "minimax_m2"
                        ? linear(x, weight_, {}, setup_.alignment()).to(at::kFloat)
                        : linear(x.to(at::kFloat), weight_.to(at::kFloat), {}, setup_.alignment());
-  const bool softmax = config.moe_router_score_function == "softmax";
+  const bool softmax = config.moe_router_score_function == ScoreFunction::kSoftmax;
   if (softmax && expert_bias_.defined()) {  // ERNIE 4.5
     const auto scores = at::softmax(routing.logits, -1, at::kFloat);
     routing.experts = experts_for(std::get<1>(at::topk(scores + expert_bias_, topk, -1)));

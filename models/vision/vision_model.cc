@@ -113,9 +113,7 @@ VisionModel::VisionModel(const TransformerConfig& config,
   require(config.vision.has_value(), ErrorKind::kLayout,
           "models of the family {} have no vision tower that is computed", config.family);
   const auto& vision = *config.vision;
-  require(vision.activation == "gelu_pytorch_tanh", ErrorKind::kLayout,
-          "vision_config: hidden_act is \"{}\", only \"gelu_pytorch_tanh\" is computed",
-          vision.activation);
+  require(vision.problem.empty(), ErrorKind::kLayout, "{}", vision.problem);
   const auto side = std::llround(std::sqrt(static_cast<double>(vision.num_position_embeddings)));
   require(side * side == vision.num_position_embeddings && vision.hidden_size > 0 &&
               vision.hidden_size % (4 * vision.num_heads) == 0 &&

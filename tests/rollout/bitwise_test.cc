@@ -58,14 +58,14 @@ void make_hybrid(models::TransformerConfig& config) {
 void make_gemma(models::TransformerConfig& config) {
   config.window_attn_skip_freq = {true, false};
   config.rotary_base_local = 700;
-  config.rope_scaling = {.type = "linear",
+  config.rope_scaling = {.type = models::RopeType::kLinear,
                          .factor = 8,
                          .original_max_position_embeddings = 16,
                          .llama_4_scaling_beta = 0.1};
   config.softmax_scale = 0.3;
   config.layernorm_zero_centered_gamma = true;
   config.post_norm = models::PostNorm::kOfLinear;
-  config.activation = "gelu_pytorch_tanh";
+  config.activation = models::Activation::kGeluTanh;
   config.embedding_scaling = true;
   config.attn_logit_softcapping = 5;
   config.final_logit_softcapping = 8;

@@ -141,7 +141,8 @@ json balance(const json& a) {
   config.num_moe_experts = static_cast<std::int64_t>(all[0].at("logits")[0].size());
   config.moe_layer_freq = {true};
   config.moe_router_topk = a.at("topk");
-  config.moe_router_score_function = a.at("score_function");
+  const auto score_function = a.at("score_function").get<std::string>();
+  config.moe_router_score_function = find_in(models::kScoreFunctions, score_function).value();
   json result{{"gradients", std::vector<json>(all.size())}};
   std::mutex mutex;
   const models::ParallelConfig parallel{.tensor_model_parallel_size = a.at("tp"),

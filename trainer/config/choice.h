@@ -7,24 +7,15 @@
 // The configuration reads, prints and documents it by that list.
 #pragma once
 
-#include <fmt/ranges.h>
-
-#include <algorithm>
 #include <array>
-#include <cstddef>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "distckpt/base/error.h"
+#include "distckpt/base/named.h"
 
 namespace ferry::trainer {
-
-template <typename T>
-struct Named {
-  std::string_view name{};
-  T value{};
-};
 
 // Specialised for each such type; the documentation keeps the order.
 template <typename T>
@@ -44,16 +35,16 @@ std::vector<std::string> choice_names() {
 
 template <Choice T>
 std::string name_of(const T& value) {
-  return std::string(std::ranges::find(kChoices<T>, value, &Named<T>::value)->name);
+  return std::string(name_in(kChoices<T>, value));
 }
 
 // Throws Error(kUsage) "loss_agg_mode: mean is none of token-mean, ...".
 template <Choice T>
 T parse_choice(std::string_view subject, std::string_view name) {
-  const auto found = std::ranges::find(kChoices<T>, name, &Named<T>::name);
-  require(found != kChoices<T>.end(), ErrorKind::kUsage, "{}: {} is none of {}", subject, name,
-          fmt::join(choice_names<T>(), ", "));
-  return found->value;
+  const auto found = find_in(kChoices<T>, name);
+  require(found.has_value(), ErrorKind::kUsage, "{}: {} is none of {}", subject, name,
+          names_in(kChoices<T>));
+  return *found;
 }
 
 }  // namespace ferry::trainer

@@ -15,6 +15,7 @@
 namespace ferry::converter {
 namespace {
 
+using models::RopeType;
 using models::TransformerConfig;
 using models::When;
 
@@ -266,11 +267,11 @@ void read_global_attention(const ConfigFields& fields, TransformerConfig& config
 
 // The first channels of a head turn in layers of global attention, as if all of them did.
 void read_proportional_rotary(const ConfigFields& fields, TransformerConfig& config) {
-  const auto& type = config.rope_scaling.type;
+  const auto type = config.rope_scaling.type;
   const bool named = fields.find("rope_parameters") != nullptr;
-  require(type == "proportional" || !named, ErrorKind::kLayout,
-          "{}: rope_type of {} is \"{}\", only \"proportional\" is handled", fields.source(),
-          kGlobalAttention, type.empty() ? "default" : type);
+  require(type == RopeType::kProportional || !named, ErrorKind::kLayout,
+          "{}: rope_type of {} is \"{}\", only \"{}\" is handled", fields.source(),
+          kGlobalAttention, name_of(type), name_of(RopeType::kProportional));
   config.global_rotary_percent = named ? config.rotary_percent : 0.25;
   config.rotary_percent = 1.0;
   config.rope_scaling = {};
@@ -342,7 +343,8 @@ constexpr BridgeModel kGemma2Provider{
         },
     .problem = [](const TransformerConfig& config) -> std::string_view {
       if (!config.softmax_scale) return kNoScale;
-      if (!config.rope_scaling.type.empty()) return "scales positions, which its model does not";
+      if (config.rope_scaling.type != RopeType::kDefault)
+        return "scales positions, which its model does not";
       return period_of_windows(config.window_attn_skip_freq) == 2
                  ? ""
                  : "local attention is not that of every other layer";
@@ -365,8 +367,8 @@ constexpr BridgeModel kGemma3Provider{
         },
     .problem = [](const TransformerConfig& config) -> std::string_view {
       if (!config.softmax_scale) return kNoScale;
-      const auto& scaling = config.rope_scaling.type;
-      if (!scaling.empty() && scaling != "linear")
+      const auto scaling = config.rope_scaling.type;
+      if (scaling != RopeType::kDefault && scaling != RopeType::kLinear)
         return "scales positions in a way that its model does not";
       return period_of_windows(config.window_attn_skip_freq)
                  ? ""
@@ -381,7 +383,7 @@ constexpr Family kGemma[] = {
      .defaults = R"({"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
                      "head_dim": 256})",
      .tied = true,
-     .activation = "gelu_pytorch_tanh",
+     .activation = models::Activation::kGeluTanh,
      .configure = read_gemma2,
      .describes =
          [](const TransformerConfig& config) {
@@ -395,7 +397,7 @@ constexpr Family kGemma[] = {
      .rotary_base = 1e6,
      .tied = true,
      .rope_of_layers = true,
-     .activation = "gelu_pytorch_tanh",
+     .activation = models::Activation::kGeluTanh,
      .configure = read_gemma3,
      .describes =
          [](const TransformerConfig& config) {
@@ -413,7 +415,7 @@ constexpr Family kGemma[] = {
      .rotary_base = 1e6,
      .tied = true,
      .rope_of_layers = true,
-     .activation = "gelu_pytorch_tanh",
+     .activation = models::Activation::kGeluTanh,
      .configure = read_gemma3},
     {.model_type = "gemma4_text",
      .names = &kGemma4Names,
@@ -421,7 +423,7 @@ constexpr Family kGemma[] = {
      .rotary_base = 1e6,
      .tied = true,
      .rope_of_layers = true,
-     .activation = "gelu_pytorch_tanh",
+     .activation = models::Activation::kGeluTanh,
      .configure = read_gemma4},  // Megatron's arguments do not describe it
     {.model_type = "gemma4",
      .names = &kSeeingGemma4Names,
@@ -430,7 +432,7 @@ constexpr Family kGemma[] = {
      .rotary_base = 1e6,
      .tied = true,
      .rope_of_layers = true,
-     .activation = "gelu_pytorch_tanh",
+     .activation = models::Activation::kGeluTanh,
      .configure = read_gemma4},
 };
 

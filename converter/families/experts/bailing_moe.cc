@@ -62,7 +62,7 @@ void read_bailing(const ConfigFields& fields, TransformerConfig& config) {
   config.moe_shared_expert_intermediate_size =
       fields.count("num_shared_experts", 1, kMaxExperts) * config.moe_ffn_hidden_size;
   config.moe_router_topk = fields.size("num_experts_per_tok", 8);
-  config.moe_router_score_function = "sigmoid";
+  config.moe_router_score_function = models::ScoreFunction::kSigmoid;
   config.moe_router_enable_expert_bias = fields.flag("moe_router_enable_expert_bias", true);
   read_expert_groups(fields, config);
 }

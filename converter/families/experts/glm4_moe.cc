@@ -36,7 +36,7 @@ constexpr Family kGlm[] = {
            config.qk_layernorm = fields.flag("use_qk_norm", false);
            read_deepseek_experts(fields, config);
            config.moe_router_pre_softmax = false;
-           config.moe_router_score_function = "sigmoid";
+           config.moe_router_score_function = models::ScoreFunction::kSigmoid;
            config.moe_router_enable_expert_bias = true;
          },
      .describes =

@@ -68,7 +68,7 @@ constexpr Family kGptOss[] = {
                    fields.source());
            config.add_bias_linear = true;
            config.softmax_offset = true;
-           config.activation = "quick_geglu";
+           config.activation = models::Activation::kQuickGeglu;
            config.glu_linear_offset = 1.0;
            config.activation_func_clamp_value =
                fields.optional_number("swiglu_limit").value_or(7.0);
@@ -82,7 +82,7 @@ constexpr Family kGptOss[] = {
            // transformers' default, where config.json names none at all.
            if (fields.find("rope_parameters") != nullptr || fields.find("rope_scaling") != nullptr)
              return;
-           config.rope_scaling = {.type = "yarn",
+           config.rope_scaling = {.type = models::RopeType::kYarn,
                                   .factor = 32.0,
                                   .beta_fast = 32.0,
                                   .beta_slow = 1.0,

@@ -40,7 +40,7 @@ void read_minimax(const ConfigFields& fields, TransformerConfig& config) {
   config.moe_layer_freq.assign(static_cast<std::size_t>(config.num_layers), true);
   config.moe_ffn_hidden_size = config.ffn_hidden_size;
   config.moe_router_topk = fields.size("num_experts_per_tok", 8);
-  config.moe_router_score_function = "sigmoid";
+  config.moe_router_score_function = models::ScoreFunction::kSigmoid;
   config.moe_router_enable_expert_bias = true;
 }
 

@@ -116,7 +116,7 @@ void read_nemotron_experts(const ConfigFields& fields, TransformerConfig& config
   config.moe_shared_expert_intermediate_size = fields.size("moe_shared_expert_intermediate_size");
   config.moe_latent_size = fields.optional_size("moe_latent_size").value_or(0);
   config.moe_router_topk = fields.size("num_experts_per_tok", 2);
-  config.moe_router_score_function = "sigmoid";
+  config.moe_router_score_function = models::ScoreFunction::kSigmoid;
   config.moe_router_enable_expert_bias = true;
   read_expert_groups(fields, config);
 }
@@ -172,7 +172,7 @@ constexpr BridgeModel kNemotronProvider{
 constexpr Family kNemotron[] = {
     {.model_type = "nemotron_h",
      .names = &kNemotronNames,
-     .activation = "relu2",
+     .activation = models::Activation::kSquaredRelu,
      // Megatron-Bridge knows no more than one either: more of them share their weights there.
      .prediction = {.keys = kNextnLayers, .limit = 1},
      .configure = read_nemotron,

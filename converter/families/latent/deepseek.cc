@@ -75,7 +75,8 @@ void read_deepseek(const ConfigFields& fields, TransformerConfig& config) {
 
 void read_deepseek_v3(const ConfigFields& fields, TransformerConfig& config) {
   read_deepseek(fields, config);
-  config.moe_router_score_function = fields.text("scoring_func", "sigmoid");
+  config.moe_router_score_function =
+      fields.choice("scoring_func", models::kScoreFunctions, models::ScoreFunction::kSigmoid);
   config.moe_router_enable_expert_bias = fields.text("topk_method", "noaux_tc") == "noaux_tc";
 }
 

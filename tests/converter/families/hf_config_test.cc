@@ -65,7 +65,7 @@ TEST(HfConfig, ReadsBothSpellingsOfRope) {
          "high_freq_factor": 4.0, "original_max_position_embeddings": 8192})");
   EXPECT_EQ(old_style, new_style);
   EXPECT_EQ(new_style.rotary_base, 500000.0);
-  EXPECT_EQ(new_style.rope_scaling.type, "llama3");
+  EXPECT_EQ(new_style.rope_scaling.type, models::RopeType::kLlama3);
   EXPECT_EQ(new_style.rope_scaling.original_max_position_embeddings, 8192);
 }
 
@@ -102,6 +102,39 @@ TEST(HfConfig, RefusesWhatItDoesNotUnderstand) {
   EXPECT_TRUE(fails(ErrorKind::kCorrupt, {"head_dim is -1"}, [] { parse(R"("head_dim": -1)"); }));
   EXPECT_TRUE(
       fails(ErrorKind::kCorrupt, {"rms_norm_eps"}, [] { parse(R"("rms_norm_eps": "small")"); }));
+}
+
+TEST(HfConfig, NamesTheValuesThatASettingMayHave) {
+  EXPECT_TRUE(fails(
+      ErrorKind::kLayout,
+      {"config.json: rope_parameters: rope_type is \"ntk\", which is none of default, linear, "
+       "dynamic, yarn, longrope, llama3, proportional"},
+      [] { parse(R"("rope_parameters": {"rope_type": "ntk"})"); }));
+  const auto experts = [](const std::string& function) {
+    return parse(R"("kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8,
+                    "v_head_dim": 8, "n_routed_experts": 4, "moe_intermediate_size": 8,
+                    "scoring_func": ")" +
+                     function + "\"",
+                 "deepseek_v3");
+  };
+  EXPECT_EQ(experts("softmax").moe_router_score_function, models::ScoreFunction::kSoftmax);
+  EXPECT_TRUE(fails(ErrorKind::kLayout,
+                    {"config.json: scoring_func is \"tanh\", which is none of softmax, sigmoid"},
+                    [&] { experts("tanh"); }));
+}
+
+TEST(HfConfig, SaysWhyATowerIsNotComputed) {
+  const auto tower = [](const std::string& more) {
+    return parse_hf_config(R"({"model_type": "qwen3_vl", "vision_config": {)" + more +
+                               R"(}, "text_config": )" + config() + "}",
+                           "config.json")
+        .vision.value()
+        .problem;
+  };
+  EXPECT_EQ(tower(""), "");
+  EXPECT_EQ(tower(R"("hidden_act": "gelu")"),
+            "config.json: vision_config: hidden_act is \"gelu\", only \"gelu_pytorch_tanh\" is "
+            "computed");
 }
 
 TEST(HfConfig, RefusesModelsThatNoMachineHolds) {

@@ -187,7 +187,7 @@ TransformerConfig random_nemotron(Random& random) {
                            .num_query_groups = 1,
                            .kv_channels = 2,
                            .vocab_size = 5,
-                           .activation = "relu2",
+                           .activation = models::Activation::kSquaredRelu,
                            .gated_linear_unit = false};
   config.hybrid_layer_pattern = "M*E-";
   config.linear_conv_kernel_dim = 4;

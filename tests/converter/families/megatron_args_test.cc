@@ -68,12 +68,12 @@ TEST(MegatronArgs, TellYarnAndGroupsOfRoutersBack) {
   EXPECT_EQ(config.moe_router_num_groups, 4);
   EXPECT_EQ(config.moe_router_group_topk, 2);
   EXPECT_EQ(config.moe_router_topk_scaling_factor, 2.5);
-  EXPECT_EQ(config.moe_router_score_function, "sigmoid");
+  EXPECT_EQ(config.moe_router_score_function, models::ScoreFunction::kSigmoid);
   EXPECT_TRUE(config.moe_router_enable_expert_bias);
   EXPECT_EQ(config.moe_layer_freq, (std::vector<bool>{false, true, true}));
   EXPECT_EQ(config.moe_shared_expert_intermediate_size, 48);
   EXPECT_EQ(config.mtp_num_layers, 1);
-  config.rope_scaling = {.type = "yarn",
+  config.rope_scaling = {.type = models::RopeType::kYarn,
                          .factor = 40.0,
                          .beta_fast = 32.0,
                          .beta_slow = 1.0,
@@ -103,6 +103,19 @@ TEST(MegatronArgs, RefusesSizesThatNoModelHas) {
   }
   EXPECT_TRUE(fails(ErrorKind::kCorrupt, {"65536 layers of 8 experts"},
                     [&] { read_integer("num_layers", 65536); }));
+}
+
+TEST(MegatronArgs, NameTheScoreFunctionsThatThereAre) {
+  const auto router = [](std::string_view function) {
+    return read([&](PickleWriter& pickle) {
+      pickle.string("num_experts").integer(8).string("moe_router_score_function").string(function);
+    });
+  };
+  EXPECT_EQ(router("softmax").moe_router_score_function, models::ScoreFunction::kSoftmax);
+  EXPECT_TRUE(fails(ErrorKind::kLayout,
+                    {"the checkpoint's arguments", "moe_router_score_function is \"tanh\"",
+                     "none of softmax, sigmoid"},
+                    [&] { router("tanh"); }));
 }
 
 TEST(MegatronArgs, RefusesHeadsThatDoNotFillTheirGroups) {

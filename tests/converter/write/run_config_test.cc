@@ -49,7 +49,7 @@ TransformerConfig config_of_gemma3() {
   config.rotary_base = 1e6;
   config.rotary_base_local = 1e4;
   config.softmax_scale = 0.25;
-  config.activation = "gelu_pytorch_tanh";
+  config.activation = models::Activation::kGeluTanh;
   return config;
 }
 
@@ -115,7 +115,7 @@ TEST(RunConfig, OfLatentAttentionIsAnotherProviderWithItsOwnLayers) {
 
 TEST(RunConfig, OfGemma3CountsItsLayersOfLocalAttention) {
   auto config = config_of_gemma3();
-  config.rope_scaling = {.type = "linear", .factor = 8.0};
+  config.rope_scaling = {.type = models::RopeType::kLinear, .factor = 8.0};
   const auto text = text_of(config);
   EXPECT_NE(text.find("models.gemma.gemma3_provider.Gemma3ModelProvider\""), std::string::npos);
   EXPECT_EQ(field(text, "interleaved_attn_pattern"), "[2, 1]");
@@ -130,7 +130,8 @@ TEST(RunConfig, OfGemma3CountsItsLayersOfLocalAttention) {
 
 TEST(RunConfig, OfYarnHasItsFields) {
   auto config = config_of({});
-  config.rope_scaling = {.type = "yarn", .factor = 4.0, .original_max_position_embeddings = 32};
+  config.rope_scaling = {
+      .type = models::RopeType::kYarn, .factor = 4.0, .original_max_position_embeddings = 32};
   auto text = text_of(config);
   EXPECT_EQ(field(text, "position_embedding_type"), "\"yarn\"");
   EXPECT_EQ(field(text, "yarn_rotary_scaling_factor"), "4.0");
@@ -208,16 +209,16 @@ TEST(RunConfigProblem, IsLatentAttentionWithoutARankOfItsQueries) {
 
 TEST(RunConfigProblem, IsAScalingOfPositionsWithoutAnArgument) {
   auto config = config_of({});
-  config.rope_scaling.type = "longrope";
+  config.rope_scaling.type = models::RopeType::kLongrope;
   EXPECT_EQ(problem(config),
             "llama: scales positions by longrope, for which Megatron-LM has no argument");
-  config.rope_scaling.type = "llama3";
+  config.rope_scaling.type = models::RopeType::kLlama3;
   EXPECT_EQ(problem(config), "none");
 }
 
 TEST(RunConfigProblem, IsAFactorOfScaledPositionsThatDoesNotFollowFromTheScaling) {
   auto config = config_of({});
-  config.rope_scaling = {.type = "yarn", .factor = 4.0};
+  config.rope_scaling = {.type = models::RopeType::kYarn, .factor = 4.0};
   EXPECT_EQ(problem(config), "none");
   config.rope_scaling.attention_factor = 1.5;
   EXPECT_NE(problem(config).find("with an attention_factor"), std::string::npos);

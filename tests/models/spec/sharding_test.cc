@@ -33,7 +33,7 @@ TransformerConfig experts() {
   config.moe_ffn_hidden_size = 8;
   config.moe_shared_expert_intermediate_size = 16;
   config.moe_shared_expert_gate = true;
-  config.moe_router_score_function = "sigmoid";
+  config.moe_router_score_function = ScoreFunction::kSigmoid;
   config.moe_router_enable_expert_bias = true;
   return config;
 }

@@ -35,7 +35,7 @@ void make_gpt_oss(models::TransformerConfig& config) {
   config.softmax_offset = true;
   config.add_bias_linear = true;
   config.window_attn_skip_freq = {true, false};
-  config.activation = "quick_geglu";
+  config.activation = models::Activation::kQuickGeglu;
   config.glu_linear_offset = 1;
   config.activation_func_clamp_value = 7;
 }

@@ -46,8 +46,8 @@ struct Scores {
   at::Tensor sigmoid{};     // before they were divided by `sum`; undefined: it is a softmax
   at::Tensor sum{};
 
-  Scores(const at::Tensor& logits, const std::string& score_function) {
-    if (score_function == "softmax") {
+  Scores(const at::Tensor& logits, models::ScoreFunction score_function) {
+    if (score_function == models::ScoreFunction::kSoftmax) {
       of_experts = at::softmax(logits, -1, at::kFloat);
       return;
     }
