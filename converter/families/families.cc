@@ -93,14 +93,19 @@ const models::ParameterRow* row_of(const models::ParameterSection& section, cons
   return found == section.rows.end() ? nullptr : &*found;
 }
 
-std::string_view infer_family(const models::TransformerConfig& config) {
+void set_family(models::TransformerConfig& config, const Family& family) {
+  config.family = family.model_type;
+  config.traits = family.traits;
+}
+
+const Family& infer_family(const models::TransformerConfig& config) {
   const auto* found = find_if([&](const Family& family) {
     return family.describes != nullptr && family.rare == has_rare_parts(config) &&
            family.describes(config);
   });
   require(found != nullptr, ErrorKind::kLayout,
           "no known family has models of the kind that the checkpoint's arguments describe");
-  return found->model_type;
+  return *found;
 }
 
 }  // namespace ferry::converter

@@ -31,8 +31,11 @@ std::vector<std::string> expand_braces(std::string_view text);
 // not; null: it is another section's.
 const models::ParameterRow* row_of(const models::ParameterSection& section, const HfName& name);
 
+// Writes the family's name into a configuration of one of its models, and what it says of all.
+void set_family(models::TransformerConfig& config, const Family& family);
+
 // The family whose tensors a configuration without a name has: Megatron's arguments do not say it.
 // Throws Error(kLayout) if no family has such models.
-std::string_view infer_family(const models::TransformerConfig& config);
+const Family& infer_family(const models::TransformerConfig& config);
 
 }  // namespace ferry::converter

@@ -3,6 +3,7 @@
 // or several that are alike. docs/adding_a_family.md works an example.
 #pragma once
 
+#include <cstdint>
 #include <span>
 #include <string_view>
 
@@ -88,6 +89,14 @@ struct PredictionCount {
   std::int64_t limit = kMaxLayers;
 };
 
+// The classes that transformers 5.17 has for a family's models with another head than that of a
+// language model (modeling_auto.py).
+enum class HeadClasses : std::uint8_t {
+  kNone,
+  kOfSequences,           // ForSequenceClassification
+  kOfSequencesAndTokens,  // and ForTokenClassification
+};
+
 struct Family {
   std::string_view model_type{};  // of config.json
   const HfNames* names = nullptr;
@@ -102,6 +111,9 @@ struct Family {
   bool rope_of_layers = false;
   // hidden_act, hidden_activation: the only one handled.
   models::Activation activation = models::Activation::kSilu;
+  std::string_view num_experts_key = "num_experts";  // of config.json
+  models::FamilyTraits traits{};
+  HeadClasses head_classes = HeadClasses::kNone;
   PredictionCount prediction{};
   // Reads what config.json says in the family's own words into a configuration that holds what all
   // families say alike: sizes, rotary embedding, biases.

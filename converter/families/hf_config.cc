@@ -1,7 +1,6 @@
 #include "converter/families/hf_config.h"
 
 #include <algorithm>
-#include <array>
 #include <cctype>
 #include <functional>
 #include <optional>
@@ -171,7 +170,7 @@ TransformerConfig parse_hf_config(std::string_view text, std::string_view source
   const ConfigFields all(object, std::string(source));
   TransformerConfig config;
   const auto [family, member] = find_description(all);
-  config.family = family->model_type;
+  set_family(config, *family);
   parse_quantization(text, source);
   auto described = member.empty() ? object : all.required(member);
   if (!family->defaults.empty() && described.is_object()) {
@@ -253,16 +252,6 @@ std::string model_class(const nlohmann::ordered_json& object, std::string_view f
   return name;
 }
 
-// Families of which transformers 5.17 has a class with such a head (modeling_auto.py).
-constexpr std::array<std::string_view, 15> kOfTokens{
-    "llama",     "mistral",     "ministral3", "qwen2",      "qwen3",
-    "seed_oss",  "glm4",        "gemma2",     "mixtral",    "qwen2_moe",
-    "qwen3_moe", "deepseek_v3", "gpt_oss",    "qwen3_next", "qwen3_5"};
-constexpr std::array<std::string_view, 19> kOfSequences{
-    "llama",       "mistral", "ministral3",  "qwen2",   "qwen3",       "seed_oss",  "glm4",
-    "gemma2",      "gemma3",  "gemma3_text", "mixtral", "qwen2_moe",   "qwen3_moe", "deepseek_v2",
-    "deepseek_v3", "gpt_oss", "qwen3_next",  "qwen3_5", "qwen3_5_text"};
-
 const char* class_ending(Head head) {
   return head == Head::kTokenClassification ? "ForTokenClassification"
                                             : "ForSequenceClassification";
@@ -307,12 +296,12 @@ std::string with_classification_head(std::string_view text,
 std::optional<std::string> class_that_transformers_lacks(const TransformerConfig& config,
                                                          std::string_view text,
                                                          std::string_view source) {
-  const auto has = [&](const auto& families) {
-    return std::ranges::count(families, config.family) > 0;
-  };
-  if (config.head == Head::kLanguageModel ||
-      (config.head == Head::kTokenClassification ? has(kOfTokens) : has(kOfSequences)))
-    return std::nullopt;
+  const auto* const family = known_family(config.family);
+  const auto classes = family == nullptr ? HeadClasses::kNone : family->head_classes;
+  const bool has_class = config.head == Head::kTokenClassification
+                             ? classes == HeadClasses::kOfSequencesAndTokens
+                             : classes != HeadClasses::kNone;
+  if (config.head == Head::kLanguageModel || has_class) return std::nullopt;
   const auto object = distckpt::parse_ordered_python_json(text, source);
   return model_class(object, config.family) + class_ending(config.head);
 }

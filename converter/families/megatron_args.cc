@@ -355,7 +355,7 @@ std::optional<TransformerConfig> read_args(PickleValue common_state) {
     if (left >= 0) config.sliding_window = left + 1;
   }
   read_sinks_and_yarn(args, config);
-  config.family = infer_family(config);
+  set_family(config, infer_family(config));
   return config;
 }
 

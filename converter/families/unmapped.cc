@@ -112,11 +112,6 @@ std::string why_not(const Match& match, const TransformerConfig& config) {
   return {};
 }
 
-std::string_view name_of_num_experts(const TransformerConfig& config) {
-  if (config.family == "mixtral") return "num_local_experts";
-  return config.routes_in_fp32() ? "n_routed_experts" : "num_experts";
-}
-
 std::string why_not_in_layer(const ModelMap& map, std::int64_t layer, std::string_view name) {
   const auto& config = map.config;
   const auto& names = *map.family->names;
@@ -148,7 +143,7 @@ std::string why_not_in_layer(const ModelMap& map, std::int64_t layer, std::strin
     if (!match) continue;
     if (match->expert >= config.num_moe_experts && match->expert > 0) {
       return fmt::format("config.json says that there are {} experts ({})", config.num_moe_experts,
-                         name_of_num_experts(config));
+                         map.family->num_experts_key);
     }
     return why_not(*match, config);
   }

@@ -241,7 +241,7 @@ void read_from_tensors(const TensorOutline& outline, models::TransformerConfig& 
       config.head = models::Head::kSequenceClassification;
     config.num_labels = shape[0];
   }
-  config.family = infer_family(config);
+  set_family(config, infer_family(config));
 }
 
 Checkpoint open_megatron(const Location& location, Stored stored) {

@@ -75,7 +75,10 @@ class Examiner {
   }
 
   // DeepSeek's routers are the ones that add up in fp32.
-  bool routes_in_float() const { return config_.num_moe_experts > 0 && config_.routes_in_fp32(); }
+  bool routes_in_float() const {
+    return config_.num_moe_experts > 0 && config_.routes_in_fp32() &&
+           !config_.traits.moe_router_logits_in_params_dtype;
+  }
 
   // True if products are ours, and those of transformers MKL's.
   bool in_chains(at::ScalarType dtype) const {

@@ -84,7 +84,7 @@ class FusedRotary : public torch::autograd::Function<FusedRotary> {
 RotaryStyle style_of(const TransformerConfig& config) {
   if (config.rotary_interleaved) return RotaryStyle::kNeighbours;
   if (!config.multi_latent_attention) return RotaryStyle::kHalves;
-  return config.family == "deepseek_v2" ? RotaryStyle::kComplex : RotaryStyle::kInterleave;
+  return config.traits.rotary_in_fp32 ? RotaryStyle::kComplex : RotaryStyle::kInterleave;
 }
 
 // Frequencies of the three positions take turns (Qwen3-VL's mrope_interleaved): every third one is
@@ -107,7 +107,7 @@ at::Tensor rotate_half(const at::Tensor& x) {
 
 // Computes the frequencies on the host, in transformers' order of operations.
 RotaryEmbedding::RotaryEmbedding(const TransformerConfig& config, at::Device device)
-    : style_(style_of(config)), in_fp32_(config.family.starts_with("ernie4_5")) {
+    : style_(style_of(config)), in_fp32_(config.traits.rotary_in_fp32) {
   const auto dim = config.rotary_dim();
   const auto& scaling = config.rope_scaling;
   const auto plain = at::reciprocal(powers(config.rotary_base, dim));

@@ -259,8 +259,7 @@ std::string_view not_computed(const TransformerConfig& config) {
   if (config.is_hybrid_model()) return "Mamba layers";
   if (config.is_sparse()) return "sparse attention";
   if (config.has_global_attention()) return "attention of two sizes";
-  if (config.family == "deepseek_v4") return "compressed attention and hyper-connections";
-  if (config.family == "bailing_moe_v2") return "a rounding of experts' results of their own";
+  if (!config.traits.not_computed.empty()) return config.traits.not_computed;
   const bool experts_alone = config.moe_shared_expert_intermediate_size == 0 &&
                              config.num_moe_experts > 0 &&
                              std::ranges::count(config.moe_layer_freq, false) == 0;

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "distckpt/base/dtype.h"
@@ -63,8 +64,25 @@ enum class KeyValues : std::uint8_t {
 // Tokens of a chunk of the gated delta rule (chunk_size of transformers).
 inline constexpr std::int64_t kDeltaChunk = 64;
 
+// The ways in which all models of a family compute and that neither config.json nor Megatron's
+// arguments name: transformers' class has them. The family's file in converter/families/ says them.
+struct FamilyTraits {
+  // Heads turn in fp32, and are rounded once.
+  bool rotary_in_fp32 = false;
+  // A router's logits are of the model's dtype, where those of others are of fp32
+  // (routes_in_fp32()).
+  bool moe_router_logits_in_params_dtype = false;
+  // The weights of a token's experts stay in fp32, where others round them to the model's dtype.
+  bool moe_router_weights_in_fp32 = false;
+  // The part of the models that no module computes: "sparse attention". Empty: there is none.
+  std::string_view not_computed{};
+
+  bool operator==(const FamilyTraits&) const = default;
+};
+
 struct TransformerConfig {
   std::string family{};  // model_type of Hugging Face: "llama"; empty if it is not known
+  FamilyTraits traits{};
   std::int64_t num_layers = 0;
   std::int64_t hidden_size = 0;
   std::int64_t ffn_hidden_size = 0;

@@ -36,7 +36,7 @@ at::Tensor TopKRouter::limit_to_groups(const at::Tensor& scores,
 
 bool TopKRouter::chooses_in_one_kernel(const at::Tensor& x) const {
   return x.is_cuda() && setup_.alignment() == Alignment::kFast &&
-         setup_.config.family != "mixtral" && weight_.size(0) <= kMostChosenFrom;
+         !setup_.config.traits.moe_router_weights_in_fp32 && weight_.size(0) <= kMostChosenFrom;
 }
 
 Routing TopKRouter::generate(const at::Tensor& x, const RouterChoice& choice) const {
@@ -93,11 +93,11 @@ Routing TopKRouter::route(const at::Tensor& x, const at::Tensor& given, bool gen
     routing.experts = experts_for(chosen);
     routing.weights = replays ? scores.gather(1, routing.experts) : best;
     if (normalize) routing.weights = routing.weights / routing.weights.sum(-1, /*keepdim=*/true);
-    if (config.family != "mixtral") routing.weights = routing.weights.to(x.scalar_type());
+    if (!config.traits.moe_router_weights_in_fp32)
+      routing.weights = routing.weights.to(x.scalar_type());
     return routing;
   }
-  // MiniMax-M2 computes what the scores are made of in the model's dtype.
-  routing.logits = config.family == "minimax_m2"
+  routing.logits = config.traits.moe_router_logits_in_params_dtype  // MiniMax-M2
                        ? linear(x, weight_, {}, setup_.alignment()).to(at::kFloat)
                        : linear(x.to(at::kFloat), weight_.to(at::kFloat), {}, setup_.alignment());
   const bool softmax = config.moe_router_score_function == ScoreFunction::kSoftmax;

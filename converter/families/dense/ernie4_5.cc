@@ -64,6 +64,7 @@ constexpr Family kErnie[] = {
      .names = &kErnieNames,
      .rotary_base = 5e5,
      .tied = true,
+     .traits = {.rotary_in_fp32 = true},
      .configure = read_ernie,
      .describes =
          [](const TransformerConfig& config) {
@@ -74,6 +75,8 @@ constexpr Family kErnie[] = {
      .names = &kErnieNames,
      .rotary_base = 5e5,
      .tied = true,
+     .num_experts_key = "moe_num_experts",
+     .traits = {.rotary_in_fp32 = true},
      .configure = read_ernie_experts,
      .describes =
          [](const TransformerConfig& config) {

@@ -384,6 +384,7 @@ constexpr Family kGemma[] = {
                      "head_dim": 256})",
      .tied = true,
      .activation = models::Activation::kGeluTanh,
+     .head_classes = HeadClasses::kOfSequencesAndTokens,
      .configure = read_gemma2,
      .describes =
          [](const TransformerConfig& config) {
@@ -398,6 +399,7 @@ constexpr Family kGemma[] = {
      .tied = true,
      .rope_of_layers = true,
      .activation = models::Activation::kGeluTanh,
+     .head_classes = HeadClasses::kOfSequences,
      .configure = read_gemma3,
      .describes =
          [](const TransformerConfig& config) {
@@ -416,6 +418,7 @@ constexpr Family kGemma[] = {
      .tied = true,
      .rope_of_layers = true,
      .activation = models::Activation::kGeluTanh,
+     .head_classes = HeadClasses::kOfSequences,
      .configure = read_gemma3},
     {.model_type = "gemma4_text",
      .names = &kGemma4Names,

@@ -33,6 +33,7 @@ constexpr Family kGlm4[] = {
     {.model_type = "glm4",
      .names = &kGlm4Names,
      .rotary_percent = 0.5,
+     .head_classes = HeadClasses::kOfSequencesAndTokens,
      .configure =
          [](const ConfigFields& fields, TransformerConfig& config) {
            config.add_qkv_bias = fields.flag("attention_bias", true);

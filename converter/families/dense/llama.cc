@@ -99,6 +99,7 @@ bool is_dense(const TransformerConfig& config) {
 constexpr Family kFamilies[] = {
     {.model_type = "llama",
      .names = &kNames,
+     .head_classes = HeadClasses::kOfSequencesAndTokens,
      .configure = read_linear_biases,
      .describes =
          [](const TransformerConfig& config) {
@@ -108,6 +109,7 @@ constexpr Family kFamilies[] = {
      .bridge = &kPlainBridgeModel},
     {.model_type = "mistral",
      .names = &kNames,
+     .head_classes = HeadClasses::kOfSequencesAndTokens,
      .configure = read_mistral,
      .describes =
          [](const TransformerConfig& config) {
@@ -117,6 +119,7 @@ constexpr Family kFamilies[] = {
      .bridge = &kPlainBridgeModel},
     {.model_type = "qwen2",
      .names = &kNames,
+     .head_classes = HeadClasses::kOfSequencesAndTokens,
      .configure = read_qwen2,
      .describes =
          [](const TransformerConfig& config) {
@@ -125,11 +128,15 @@ constexpr Family kFamilies[] = {
      .bridge = &kPlainBridgeModel},
     {.model_type = "qwen3",
      .names = &kNames,
+     .head_classes = HeadClasses::kOfSequencesAndTokens,
      .configure = read_qwen3,
      .describes =
          [](const TransformerConfig& config) { return is_dense(config) && config.qk_layernorm; },
      .bridge = &kPlainBridgeModel},
-    {.model_type = "ministral3", .names = &kNames, .configure = read_mistral},
+    {.model_type = "ministral3",
+     .names = &kNames,
+     .head_classes = HeadClasses::kOfSequencesAndTokens,
+     .configure = read_mistral},
     {.model_type = "mistral3",
      .names = &kWrappedNames,
      .config_key = "text_config",
@@ -146,6 +153,7 @@ constexpr Family kFamilies[] = {
      .configure_vision = read_qwen3_vision},
     {.model_type = "seed_oss",
      .names = &kNames,
+     .head_classes = HeadClasses::kOfSequencesAndTokens,
      .configure =
          [](const ConfigFields& fields, TransformerConfig& config) {
            for (const auto* key : {"attention_out_bias", "mlp_bias"}) {

@@ -28,6 +28,7 @@ constexpr Family kGlm[] = {
     {.model_type = "glm4_moe",
      .names = &kGlmNames,
      .rotary_percent = 0.5,
+     .num_experts_key = "n_routed_experts",
      .prediction = kNextnPrediction,
      .configure =
          [](const ConfigFields& fields, TransformerConfig& config) {

@@ -60,6 +60,8 @@ constexpr Family kGptOss[] = {
     {.model_type = "gpt_oss",
      .names = &kGptOssNames,
      .rotary_base = 150000.0,
+     .num_experts_key = "num_local_experts",
+     .head_classes = HeadClasses::kOfSequencesAndTokens,
      .configure =
          [](const ConfigFields& fields, TransformerConfig& config) {
            require(fields.flag("attention_bias", true), ErrorKind::kLayout,

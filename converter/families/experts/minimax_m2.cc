@@ -55,6 +55,8 @@ constexpr Family kMiniMax[] = {
     {.model_type = "minimax_m2",
      .names = &kMiniMaxNames,
      .rotary_base = 5e6,
+     .num_experts_key = "num_local_experts",
+     .traits = {.moe_router_logits_in_params_dtype = true},
      .configure = read_minimax,
      .describes =
          [](const TransformerConfig& config) {

@@ -23,6 +23,9 @@ constexpr HfNames kMixtralNames{
 constexpr Family kMixtral[] = {
     {.model_type = "mixtral",
      .names = &kMixtralNames,
+     .num_experts_key = "num_local_experts",
+     .traits = {.moe_router_weights_in_fp32 = true},
+     .head_classes = HeadClasses::kOfSequencesAndTokens,
      .configure =
          [](const ConfigFields& fields, TransformerConfig& config) {
            read_linear_biases(fields, config);

@@ -63,6 +63,7 @@ constexpr BridgeModel kQwen3Provider{
 constexpr Family kQwenMoeList[] = {
     {.model_type = "qwen2_moe",
      .names = &kQwenMoeNames,
+     .head_classes = HeadClasses::kOfSequencesAndTokens,
      .configure =
          [](const ConfigFields& fields, TransformerConfig& config) {
            read_qwen_experts(fields, config);
@@ -78,6 +79,7 @@ constexpr Family kQwenMoeList[] = {
          }},
     {.model_type = "qwen3_moe",
      .names = &kQwenMoeNames,
+     .head_classes = HeadClasses::kOfSequencesAndTokens,
      .configure =
          [](const ConfigFields& fields, TransformerConfig& config) {
            read_qwen_experts(fields, config);

@@ -173,6 +173,7 @@ constexpr Family kNemotron[] = {
     {.model_type = "nemotron_h",
      .names = &kNemotronNames,
      .activation = models::Activation::kSquaredRelu,
+     .num_experts_key = "n_routed_experts",
      // Megatron-Bridge knows no more than one either: more of them share their weights there.
      .prediction = {.keys = kNextnLayers, .limit = 1},
      .configure = read_nemotron,

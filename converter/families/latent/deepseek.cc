@@ -32,6 +32,8 @@ constexpr HfName kLatentAttentionNames[] = {
     {"self_attention.linear_proj.weight", "self_attn.o_proj.weight"},
 };
 
+constexpr std::string_view kNumExperts = "n_routed_experts";
+
 constexpr HfNames kDeepSeekNames{
     .first = kEmbeddingNames,
     .attention = kLatentAttentionNames,
@@ -145,6 +147,9 @@ constexpr BridgeModel kGlmSparseProvider{
 constexpr Family kDeepSeek[] = {
     {.model_type = "deepseek_v2",
      .names = &kDeepSeekNames,
+     .num_experts_key = kNumExperts,
+     .traits = {.rotary_in_fp32 = true},
+     .head_classes = HeadClasses::kOfSequences,
      .configure = read_deepseek,
      .describes =
          [](const TransformerConfig& config) {
@@ -153,6 +158,8 @@ constexpr Family kDeepSeek[] = {
      .bridge = &kDeepSeekV2Provider},
     {.model_type = "deepseek_v3",
      .names = &kDeepSeekNames,
+     .num_experts_key = kNumExperts,
+     .head_classes = HeadClasses::kOfSequencesAndTokens,
      .prediction = kNextnPrediction,
      .configure = read_deepseek_v3,
      .describes =
@@ -162,31 +169,39 @@ constexpr Family kDeepSeek[] = {
      .bridge = &kDeepSeekV3Provider},
     {.model_type = "kimi_k2",
      .names = &kDeepSeekNames,
+     .num_experts_key = kNumExperts,
      .prediction = kNextnPrediction,
      .configure = read_deepseek_v3,
      .bridge = &kKimiProvider},
     {.model_type = "kimi_k25",
      .names = &kSeeingKimiNames,
      .config_key = "text_config",
+     .num_experts_key = kNumExperts,
      .prediction = kNextnPrediction,
      .configure = read_deepseek_v3},
     {.model_type = "glm4_moe_lite",
      .names = &kDeepSeekNames,
+     .num_experts_key = kNumExperts,
      .prediction = kNextnPrediction,
      .configure = read_glm_lite,
      .bridge = &kGlmLiteProvider},
     {.model_type = "deepseek_v32",
      .names = &kDeepSeekNames,
+     .num_experts_key = kNumExperts,
      .prediction = kNextnPrediction,
      .configure = read_sparse,
      .describes = describes_sparse,
      .rare = true},
     {.model_type = "glm_moe_dsa",
      .names = &kDeepSeekNames,
+     .num_experts_key = kNumExperts,
      .prediction = kNextnPrediction,
      .configure = read_sparse,
      .bridge = &kGlmSparseProvider},
-    {.model_type = "deepseek_v4", .names = &kUnmapped, .passes_through = true},
+    {.model_type = "deepseek_v4",
+     .names = &kUnmapped,
+     .traits = {.not_computed = "compressed attention and hyper-connections"},
+     .passes_through = true},
 };
 
 }  // namespace

@@ -2,6 +2,7 @@
 // computed are those that a mesh takes.
 #include "converter/families/families.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -151,6 +152,35 @@ TEST(Families, AreComputedWhereReadmeSaysSo) {
   EXPECT_EQ(names(readme_cell("families")), computed);
   EXPECT_EQ(names(readme_cell("families, converted only")), converted);
   EXPECT_EQ(names(readme_cell("families that see images")), see);
+}
+
+// The code of a file, without comments.
+std::string code_of(const std::filesystem::path& path) {
+  std::ifstream file(path);
+  std::string code, line;
+  while (std::getline(file, line)) code += line.substr(0, line.find("//")) + "\n";
+  return code;
+}
+
+// Families differ elsewhere by what their files say of them, and not by their names.
+TEST(Families, AreNamedInTheirOwnFilesAlone) {
+  const std::filesystem::path root(std::getenv("FERRY_SOURCE_ROOT"));
+  int files = 0;
+  for (const auto* room : {"models", "converter"}) {
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(root / room)) {
+      const auto path = entry.path();
+      const bool of_a_family = path.parent_path().parent_path() == root / "converter" / "families";
+      if (!std::set<std::string>{".h", ".cc", ".cu", ".cuh"}.contains(path.extension().string()) ||
+          of_a_family)
+        continue;
+      ++files;
+      const auto code = code_of(path);
+      for (const auto type : known_families())
+        EXPECT_EQ(code.find(fmt::format("\"{}\"", type)), std::string::npos)
+            << path << " names " << type;
+    }
+  }
+  EXPECT_GT(files, 200);
 }
 
 }  // namespace families_test

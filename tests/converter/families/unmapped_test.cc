@@ -29,7 +29,7 @@ std::string why(std::string_view name) {
 
 TEST(WhyUnmapped, SaysHowManyExpertsThereAre) {
   const auto hint = why("model.layers.0.block_sparse_moe.experts.4.w1.weight");
-  EXPECT_NE(hint.find("4 experts"), std::string::npos) << hint;
+  EXPECT_NE(hint.find("4 experts (num_local_experts)"), std::string::npos) << hint;
 }
 
 TEST(WhyUnmapped, SaysHowManyLayersThereAre) {
