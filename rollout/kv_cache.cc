@@ -22,6 +22,14 @@ models::KeyValueShape shape_of(const GPTModel& model) {
                                  model.options().alignment);
 }
 
+// Copies the rows slots[0] of x to its rows slots[1].
+void copy_rows(const at::Tensor& x, const at::Tensor& slots) {
+  x.index_copy_(0, slots[1], x.index_select(0, slots[0]));
+}
+
+// Chunks of the delta rule begin where blocks begin: states behind blocks are those of chunks.
+static_assert(KVCache::kBlockSize % models::kDeltaChunk == 0);
+
 }  // namespace
 
 std::int64_t KVCache::bytes_per_block(const GPTModel& model) {
@@ -124,8 +132,17 @@ void KVCache::store(std::int64_t layer,
 void KVCache::copy(std::int64_t layer, const at::Tensor& slots) {
   for (const auto& blocks : {key(layer), value(layer)}) {
     if (blocks.numel() == 0) continue;  // latents have no values
-    const auto tokens = blocks.flatten(0, 1);
-    tokens.index_copy_(0, slots[1], tokens.index_select(0, slots[0]));
+    copy_rows(blocks.flatten(0, 1), slots);
+  }
+}
+
+void KVCache::copy_states(const at::Tensor& slots) {
+  if (slots.size(1) == 0) return;
+  for (const auto& of_layer : states_) {
+    for (const auto& state :
+         {of_layer.conv, of_layer.recurrent, of_layer.mixed, of_layer.decay, of_layer.beta}) {
+      if (state.defined() && state.numel() > 0) copy_rows(state, slots);
+    }
   }
 }
 

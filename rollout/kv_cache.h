@@ -1,7 +1,7 @@
 // The memory of keys and values: blocks of tokens, with the same block numbers in every layer of a
 // group (KVCacheGroups), and the same memory for layers of other groups; and of the states of
 // sequences in layers with linear attention, which have no keys: a slot for each sequence that
-// runs.
+// runs, and for each prefix whose states are kept.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,12 +16,6 @@
 #include "rollout/schedule/kv_cache_groups.h"
 
 namespace ferry::rollout {
-
-// A slot, and one that its content is copied to.
-struct CopiedSlot {
-  std::int64_t from = 0;
-  std::int64_t to = 0;
-};
 
 class KVCache {
  public:
@@ -59,6 +53,8 @@ class KVCache {
     return values_[static_cast<std::size_t>(place_of(layer).index)];
   }  // [blocks, block_size, groups, value_dim]
 
+  // The slot of states for rows that nobody reads.
+  std::int64_t unread_slot() const { return num_slots_; }
   const models::LinearStates& states(std::int64_t layer) const {
     return states_[static_cast<std::size_t>(layer)];
   }
@@ -74,6 +70,8 @@ class KVCache {
              const at::Tensor& value);
   // Copies the content of slots[0] to slots[1]. slots [2, tokens], int64.
   void copy(std::int64_t layer, const at::Tensor& slots);
+  // Copies the states in slots[0] to slots[1], in all layers. slots [2, sequences], int64.
+  void copy_states(const at::Tensor& slots);
 
  private:
   const KVCacheGroups::Place& place_of(std::int64_t layer) const {

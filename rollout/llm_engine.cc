@@ -39,7 +39,9 @@ EngineOptions completed(EngineOptions options, const GPTModel& model) {
       options.max_num_batched_tokens, options.max_model_len);
   require(!options.enable_return_routed_experts || model.config().num_moe_experts > 0,
           ErrorKind::kUsage, "enable_return_routed_experts: the model has no experts");
-  if (model.config().has_linear_attention()) options.enable_prefix_caching = false;
+  // Steps that end where states are kept are chunks of prompts.
+  if (model.config().has_linear_attention() && !options.enable_chunked_prefill)
+    options.enable_prefix_caching = false;
   // The cache takes what a GPU has beside the tower.
   if (options.vision && model.mesh().world().device().is_cuda()) options.vision->load();
   return options;
@@ -65,9 +67,9 @@ std::int64_t cache_bytes(const EngineOptions& options, const GPTModel& model) {
          of_step;
 }
 
-// Slots for the states of linear attention.
-std::int64_t state_slots(const EngineOptions& options, const GPTModel& model) {
-  return model.config().has_linear_attention() ? options.max_num_seqs : 0;
+models::LinearStateSlots state_slots(const EngineOptions& options, const GPTModel& model) {
+  return models::linear_state_slots(model.config(), options.max_num_seqs,
+                                    options.enable_prefix_caching);
 }
 
 // Routes are kept in the blocks of the first group, for as long as their sequence.
@@ -81,9 +83,8 @@ std::vector<Window> windows_of(const EngineOptions& options, const GPTModel& mod
 std::int64_t blocks_for(const EngineOptions& options, const GPTModel& model) {
   if (options.num_blocks > 0) return options.num_blocks;
   const auto& mesh = model.mesh();
-  // One slot more is for rows that nobody reads.
   const auto slots = state_slots(options, model);
-  const auto of_states = slots == 0 ? 0 : (slots + 1) * KVCache::bytes_per_slot(model);
+  const auto of_states = slots.total() * KVCache::bytes_per_slot(model);
   const auto bytes = cache_bytes(options, model) - of_states;
   const auto gathered = mesh.world().device().is_cuda() ? gathered_bytes_per_block(model) : 0;
   const auto mine = bytes / (KVCache::bytes_per_block(model) + gathered);
@@ -102,8 +103,9 @@ std::int64_t blocks_for(const EngineOptions& options, const GPTModel& model) {
                     KVCache::kBlockSize, KVCache::bytes_per_block(model) >> 10,
                     options.max_num_batched_tokens,
                     of_states == 0 ? ""
-                                   : fmt::format(" and the states of {} sequences, {} KiB,",
-                                                 options.max_num_seqs, of_states >> 10),
+                                   : fmt::format(" and the states of {} sequences and {} "
+                                                 "prefixes, {} KiB,",
+                                                 slots.sequences, slots.prefixes, of_states >> 10),
                     std::max<std::int64_t>(bytes, 0) >> 10),
         kHowToFit);
   return std::min(least, useful);
@@ -120,12 +122,15 @@ std::uint64_t random_stream(std::string_view request_id, std::int64_t index) {
 LLMEngine::LLMEngine(GPTModel& model, EngineOptions options)
     : model_(model),
       options_(completed(std::move(options), model)),
-      cache_(model, blocks_for(options_, model), options_.max_num_seqs),
+      cache_(model,
+             blocks_for(options_, model),
+             state_slots(options_, model).sequences + state_slots(options_, model).prefixes),
       blocks_(cache_.num_blocks(),
               KVCache::kBlockSize,
               options_.enable_prefix_caching,
-              state_slots(options_, model),
-              windows_of(options_, model)),
+              state_slots(options_, model).sequences,
+              windows_of(options_, model),
+              state_slots(options_, model).prefixes),
       scheduler_({.max_num_seqs = options_.max_num_seqs,
                   .max_num_batched_tokens = options_.max_num_batched_tokens,
                   .enable_chunked_prefill = options_.enable_chunked_prefill},
@@ -324,7 +329,7 @@ std::vector<RequestOutput> LLMEngine::collect(StepInFlight step, StepInFlight* n
   ModelRunner::collect(step);
   if (routed_experts_) {
     routed_experts_->store(step.slots, step.routed_experts);
-    routed_experts_->copy(step.copied_slots.front());
+    routed_experts_->copy(step.copies.keys.front());
   }
   std::map<std::uint64_t, RequestOutput> of_requests;
   for (auto& drawn : step.drawn) {

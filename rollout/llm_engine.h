@@ -35,7 +35,7 @@ struct EngineOptions {
   // Share of a GPU's free memory for a step and the cache.
   double gpu_memory_utilization = 0.9;
   std::int64_t kv_cache_bytes = std::int64_t{4} << 30;  // on the host
-  bool enable_prefix_caching = true;                    // never of a model with linear attention
+  bool enable_prefix_caching = true;  // with linear attention: only with chunked prefill
   bool enable_chunked_prefill = true;
   bool enforce_eager = false;  // no CUDA graphs
   // Outputs contain the experts that routers chose; the model has experts.

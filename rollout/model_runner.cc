@@ -36,22 +36,6 @@ void add_masks(std::vector<DrawnToken>& drawn, const models::SamplingMask& mask)
     drawn[i].token.sampling_mask.assign(ids + mask.offsets[i], ids + mask.offsets[i + 1]);
 }
 
-// The slots of the ends of prompts that beginning sequences copy, in each group.
-std::vector<std::vector<CopiedSlot>> slots_to_copy(std::span<const ScheduledSequence> scheduled,
-                                                   std::size_t num_groups) {
-  std::vector<std::vector<CopiedSlot>> slots(num_groups);
-  for (const auto& [sequence, num_new_tokens] : scheduled) {
-    const auto last = static_cast<std::size_t>(sequence->num_computed_tokens / KVCache::kBlockSize);
-    for (std::size_t group = 0; group < sequence->copied_from.size(); ++group) {
-      const auto from = sequence->copied_from[group] * KVCache::kBlockSize;
-      const auto to = sequence->block_tables[group][last] * KVCache::kBlockSize;
-      for (std::int64_t i = 0; i < sequence->num_computed_tokens % KVCache::kBlockSize; ++i)
-        slots[group].push_back({.from = from + i, .to = to + i});
-    }
-  }
-  return slots;
-}
-
 // True if the rows include a token that the step before draws.
 bool takes_unknown(const ScheduledSequence& one) {
   return one.sequence->has_unknown() &&
@@ -90,8 +74,9 @@ std::int64_t input_bytes(const RunnerLimits& limits,
   for (const auto array :
        {kLong * rows, kAxes * kLong * rows, groups * kLong * rows, kInt * sequences,
         groups * kInt * sequences * KVCache::blocks_of(limits.max_model_len),
-        groups * 2 * kLong * KVCache::kBlockSize * sequences, kLong * sequences, kLong * sequences,
-        kLong * sequences, std::int64_t{sizeof(DrawRow)} * sequences})
+        groups * 2 * kLong * KVCache::kBlockSize * sequences, 2 * kLong * sequences,
+        2 * kLong * sequences, kLong * sequences, kLong * sequences, kLong * sequences,
+        std::int64_t{sizeof(DrawRow)} * sequences})
     bytes += StepInputs::bytes_of(array);
   return bytes;
 }
@@ -140,7 +125,6 @@ ModelRunner::ModelRunner(const models::GPTModel& model, RunnerLimits limits)
               model.mesh().world().device()),
       captures_graphs_(!limits.enforce_eager && can_capture(model)),
       enable_return_routed_experts_(limits.enable_return_routed_experts),
-      max_num_seqs_(limits.max_num_seqs),
       vision_(std::move(limits.vision)) {
   require(model.config().head == models::Head::kLanguageModel, ErrorKind::kUsage,
           "generation needs a language model's head");
@@ -155,9 +139,10 @@ StepInFlight ModelRunner::launch(std::span<const ScheduledSequence> scheduled,
                                  KVCache& cache,
                                  const StepInFlight* before) {
   const at::NoGradGuard no_grad;
-  StepInFlight step{.copied_slots = slots_to_copy(scheduled, num_groups_)};
-  const bool copies = !step.copied_slots.front().empty();
+  StepInFlight step{.copies = slot_copies(scheduled, num_groups_, KVCache::kBlockSize)};
+  const bool copies = !step.copies.keys.front().empty();
   unseen_block_ = cache.unseen_block();
+  unread_slot_ = cache.unread_slot();
   const auto sampling = begin_draws(scheduled, step);
   auto draws = draws_of(sampling, model_.config().vocab_size);
   auto plan = plan_rows(scheduled);
@@ -167,8 +152,10 @@ StepInFlight ModelRunner::launch(std::span<const ScheduledSequence> scheduled,
   require(before != nullptr || std::ranges::none_of(scheduled, takes_unknown), ErrorKind::kBug,
           "a token of no step is not known");
   inputs_.upload(before != nullptr ? before->tokens : at::Tensor());
+  cache.copy_states(inputs_.on_device(begun_states_));
   const auto [hidden, routes] =
       plan.captured ? replay(plan, cache) : forward(make_step(scheduled, plan, copies), cache);
+  cache.copy_states(inputs_.on_device(kept_states_));
   draw(sampling, draws, hidden, step);
   if (routes.defined()) keep_routes(scheduled, routes, step);
   if (hidden.is_cuda()) {
@@ -234,11 +221,9 @@ std::vector<SamplingRow> ModelRunner::begin_draws(std::span<const ScheduledSeque
 // This rank's rows, which agree() may raise.
 ModelRunner::RowPlan ModelRunner::plan_rows(std::span<const ScheduledSequence> scheduled) const {
   RowPlan plan{.captured = captures_graphs_};
-  const bool has_states = model_.config().has_linear_attention();
   for (const auto& one : scheduled) {
     plan.rows += one.num_new_tokens;
-    const bool begins = has_states && one.sequence->num_computed_tokens == 0;
-    plan.captured = plan.captured && one.num_new_tokens == 1 && !begins;
+    plan.captured = plan.captured && one.decodes();
   }
   plan.rows = std::max<std::int64_t>(plan.rows, 1);
   return plan;
@@ -282,12 +267,18 @@ void ModelRunner::write_inputs(std::span<const ScheduledSequence> scheduled,
   fill_blocks(scheduled);
   if (model_.config().has_linear_attention()) fill_linear_rows(scheduled, plan, rows);
 
-  copied_slots_ = inputs_.add({groups, 2, std::ssize(step.copied_slots.front())}, at::kLong);
+  const auto& copies = step.copies;
+  const auto write = [](const std::vector<CopiedSlot>& copied, std::int64_t* slot) {
+    slot = std::ranges::transform(copied, slot, &CopiedSlot::from).out;
+    return std::ranges::transform(copied, slot, &CopiedSlot::to).out;
+  };
+  copied_slots_ = inputs_.add({groups, 2, std::ssize(copies.keys.front())}, at::kLong);
   auto* slot = copied_slots_.data<std::int64_t>();
-  for (const auto& copied : step.copied_slots) {
-    for (const auto& one : copied) *slot++ = one.from;
-    for (const auto& one : copied) *slot++ = one.to;
-  }
+  for (const auto& copied : copies.keys) slot = write(copied, slot);
+  begun_states_ = inputs_.add({2, std::ssize(copies.begun_states)}, at::kLong);
+  write(copies.begun_states, begun_states_.data<std::int64_t>());
+  kept_states_ = inputs_.add({2, std::ssize(copies.kept_states)}, at::kLong);
+  write(copies.kept_states, kept_states_.data<std::int64_t>());
 
   last_rows_ = inputs_.add({std::ssize(step.drawn)}, at::kLong);
   std::ranges::transform(step.drawn, last_rows_.data<std::int64_t>(), &DrawnToken::row);
@@ -357,9 +348,9 @@ void ModelRunner::fill_linear_rows(std::span<const ScheduledSequence> scheduled,
                                    std::int64_t rows) {
   linear_ = {};
   std::int64_t row = 0;
-  for (const auto& [sequence, num_new_tokens] : scheduled) {
-    const bool decodes = num_new_tokens == 1 && sequence->num_computed_tokens > 0;
-    (decodes ? linear_.decodes : linear_.chunks)
+  for (const auto& one : scheduled) {
+    const auto& [sequence, num_new_tokens] = one;
+    (one.decodes() ? linear_.decodes : linear_.chunks)
         .push_back({.row_begin = row,
                     .num_rows = num_new_tokens,
                     .num_computed = sequence->num_computed_tokens,
@@ -367,7 +358,7 @@ void ModelRunner::fill_linear_rows(std::span<const ScheduledSequence> scheduled,
     row += num_new_tokens;
   }
   for (; plan.captured && row < rows; ++row)
-    linear_.decodes.push_back({.row_begin = row, .num_rows = 1, .slot = max_num_seqs_});
+    linear_.decodes.push_back({.row_begin = row, .num_rows = 1, .slot = unread_slot_});
   const auto count = static_cast<std::int64_t>(linear_.decodes.size());
   linear_rows_ = inputs_.add({count}, at::kLong);
   linear_slots_ = inputs_.add({count}, at::kLong);
@@ -435,7 +426,7 @@ PagedStep ModelRunner::make_step(std::span<const ScheduledSequence> scheduled,
                            .num_keys = sequence->num_computed_tokens + num_new_tokens,
                            .blocks = tables.select(1, static_cast<std::int64_t>(i))});
     row += num_new_tokens;
-    if (num_new_tokens > 1) continue;
+    if (!scheduled[i].decodes()) continue;
     ++step.num_decodes;
     widest = std::max(widest, sequence->block_tables.front().size());
   }

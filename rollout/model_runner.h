@@ -25,6 +25,7 @@
 #include "rollout/routed_experts.h"
 #include "rollout/sampler.h"
 #include "rollout/schedule/scheduler.h"
+#include "rollout/schedule/slot_copies.h"
 #include "rollout/step_inputs.h"
 
 namespace ferry::rollout {
@@ -56,7 +57,7 @@ struct StepInFlight {
   SampledTokens results{};            // on the host, valid after `done`
   std::vector<std::int64_t> slots{};  // of the rows whose routes are kept, in the first group
   at::Tensor routed_experts{};        // their StepRoutes::gather(), on the host, valid after `done`
-  std::vector<std::vector<CopiedSlot>> copied_slots{};  // of each group
+  SlotCopies copies{};
   std::shared_ptr<c10::Event> done{};
 };
 
@@ -122,6 +123,7 @@ class ModelRunner {
   std::int64_t max_blocks_;
   std::size_t num_groups_;         // of the cache
   std::int32_t unseen_block_ = 0;  // of the cache of the last step
+  std::int64_t unread_slot_ = 0;   // the same
   // Two sides on the host: one is read while the other may still be in transfer.
   std::array<DrawnNumbers, 2> results_{};
   std::size_t results_side_ = 0;
@@ -133,13 +135,13 @@ class ModelRunner {
   StepInputs::Array lengths_;                     // [sequences], int32
   StepInputs::Array block_tables_;                // [groups, sequences, max_blocks], int32
   StepInputs::Array copied_slots_;                // [groups, 2, tokens], int64
+  StepInputs::Array begun_states_, kept_states_;  // [2, sequences], int64
   StepInputs::Array last_rows_;                   // [drawn], int64
   StepInputs::Array plain_draws_;                 // bytes of DrawRow
   models::LinearRows linear_;                     // without its tensors
   StepInputs::Array linear_rows_, linear_slots_;  // [linear_.decodes], int64
   bool captures_graphs_;
   bool enable_return_routed_experts_;
-  std::int64_t max_num_seqs_;
   std::shared_ptr<VisionEncoder> vision_;
   models::VisualRows visual_{};         // of the last step
   std::optional<DecodeGraphs> graphs_;  // of one cache

@@ -12,7 +12,7 @@
 
 #include "models/gpt_model.h"
 #include "models/spec/transformer_config.h"
-#include "rollout/kv_cache.h"
+#include "rollout/schedule/slot_copies.h"
 
 namespace ferry::rollout {
 

@@ -48,11 +48,13 @@ std::vector<Sequence> the_longest_ends(const RunnerLimits& limits, std::size_t n
                 std::min(limits.max_model_len, limits.max_num_batched_tokens))};
 }
 
-void run(ModelRunner& runner, KVCache& cache, std::vector<Sequence> sequences) {
+void run(ModelRunner& runner, KVCache& cache, std::vector<Sequence> sequences, bool has_states) {
   std::vector<ScheduledSequence> scheduled;
-  for (auto& sequence : sequences)
+  for (auto& sequence : sequences) {
+    if (has_states) sequence.num_prefill_tokens = sequence.size();
     scheduled.push_back(
         {.sequence = &sequence, .num_new_tokens = sequence.size() - sequence.num_computed_tokens});
+  }
   auto step = runner.launch(scheduled, cache, nullptr);
   ModelRunner::collect(step);
 }
@@ -65,8 +67,9 @@ void take_largest_steps(const models::GPTModel& model, const RunnerLimits& limit
   ModelRunner runner(model, eager);
   KVCache cache(model, 1);
   const auto num_groups = cache.groups().windows.size();
-  run(runner, cache, many_begin(limits, num_groups));
-  run(runner, cache, the_longest_ends(limits, num_groups));
+  const bool has_states = model.config().has_linear_attention();
+  run(runner, cache, many_begin(limits, num_groups), has_states);
+  run(runner, cache, the_longest_ends(limits, num_groups), has_states);
 }
 
 std::int64_t step_memory(const models::GPTModel& model, const RunnerLimits& limits) {

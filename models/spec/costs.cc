@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "distckpt/base/integers.h"
+
 namespace ferry::models {
 namespace {
 
@@ -230,6 +232,17 @@ LinearStateShape linear_state_shape(const TransformerConfig& config,
           .key_dim = config.linear_key_head_dim,
           .value_dim = config.linear_value_head_dim,
           .rows = alignment == Alignment::kBitwise ? kDeltaChunk - 1 : 0};
+}
+
+// A prefix is read by the samples of a prompt, which begin in the step after the one that computes
+// it: eight of them to a prompt are usual.
+LinearStateSlots linear_state_slots(const TransformerConfig& config,
+                                    std::int64_t max_num_seqs,
+                                    bool caches_prefixes) {
+  constexpr std::int64_t kSamples = 8;
+  if (!config.has_linear_attention()) return {};
+  return {.sequences = max_num_seqs,
+          .prefixes = caches_prefixes ? distckpt::ceil_div(max_num_seqs, kSamples) : 0};
 }
 
 std::int64_t linear_state_bytes(const TransformerConfig& config,

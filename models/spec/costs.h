@@ -74,6 +74,18 @@ struct LinearStateShape {
 LinearStateShape linear_state_shape(const TransformerConfig& config,
                                     std::int64_t tp,
                                     Alignment alignment);
+// Slots for such states in an engine that computes so many sequences at a time: theirs and, if it
+// caches prefixes, those of the prefixes that sequences begin with, and one for rows that nobody
+// reads. None in models without.
+struct LinearStateSlots {
+  std::int64_t sequences = 0;
+  std::int64_t prefixes = 0;
+
+  std::int64_t total() const { return sequences == 0 ? 0 : sequences + prefixes + 1; }
+};
+LinearStateSlots linear_state_slots(const TransformerConfig& config,
+                                    std::int64_t max_num_seqs,
+                                    bool caches_prefixes);
 // Bytes of a sequence's states in all such layers; 0 in models without.
 std::int64_t linear_state_bytes(const TransformerConfig& config,
                                 std::int64_t tp,

@@ -31,15 +31,17 @@ BlockManager::BlockManager(std::int64_t num_blocks,
                            std::int64_t block_size,
                            bool enable_prefix_caching,
                            std::int64_t num_state_slots,
-                           std::vector<Window> windows)
+                           std::vector<Window> windows,
+                           std::int64_t num_snapshots)
     : block_size_(block_size),
       enable_prefix_caching_(enable_prefix_caching),
       windows_(std::move(windows)),
-      has_state_slots_(num_state_slots > 0) {
+      has_state_slots_(num_state_slots > 0),
+      snapshots_(num_state_slots, num_snapshots) {
   require(num_blocks > 0 && num_blocks < std::numeric_limits<std::int32_t>::max() && block_size > 0,
           ErrorKind::kUsage, "a cache of {} blocks of {} tokens", num_blocks, block_size);
-  require(!has_state_slots_ || !enable_prefix_caching, ErrorKind::kBug,
-          "states of linear attention have no prefix cache");
+  require(!has_state_slots_ || !enable_prefix_caching || num_snapshots > 0, ErrorKind::kBug,
+          "a prefix cache of states of linear attention without slots");
   for (auto slot = num_state_slots; slot-- > 0;) free_state_slots_.push_back(slot);
   blocks_.resize(static_cast<std::size_t>(num_blocks));
   for (std::int32_t id = 0; id < static_cast<std::int32_t>(num_blocks); ++id) push_free(id);
@@ -59,20 +61,25 @@ std::int64_t BlockManager::num_missing(const Sequence& sequence,
   return missing;
 }
 
-void BlockManager::take_cached_prefix(Sequence& sequence) {
+bool BlockManager::take_cached_prefix(Sequence& sequence) {
   require(!sequence.has_blocks(), ErrorKind::kBug, "{}: has blocks already", sequence.request_id);
   sequence.block_tables.assign(num_groups(), {});
   sequence.block_hashes.clear();
-  if (enable_prefix_caching_) take_full_blocks(sequence);
+  if (has_state_slots_) sequence.num_prefill_tokens = sequence.size();
+  if (enable_prefix_caching_) {
+    auto beginning = find_beginning(sequence);
+    if (has_state_slots_ && !take_states(sequence, beginning)) return false;
+    take_full_blocks(sequence, std::move(beginning));
+  }
   sequence.num_computed_tokens = std::ssize(sequence.block_hashes) * block_size_;
-  if (enable_prefix_caching_) take_prompt_end(sequence);
+  if (enable_prefix_caching_ && !has_state_slots_) take_prompt_end(sequence);
   sequence.num_cached_tokens = sequence.num_computed_tokens;
+  return true;
 }
 
-// Takes as many blocks as all groups have: those of all tokens, or of the window before the next.
-void BlockManager::take_full_blocks(Sequence& sequence) {
-  std::vector<std::vector<std::int32_t>> found(num_groups());
-  std::vector<PrefixHash> hashes;
+BlockManager::Beginning BlockManager::find_beginning(const Sequence& sequence) const {
+  Beginning beginning{.ids = std::vector<std::vector<std::int32_t>>(num_groups())};
+  auto& [hashes, found] = beginning;
   const auto most = (sequence.size() - 1) / block_size_;
   for (bool goes_on = true; goes_on && std::ssize(hashes) < most;) {
     const auto i = std::ssize(hashes);
@@ -84,6 +91,43 @@ void BlockManager::take_full_blocks(Sequence& sequence) {
     }
     if (!goes_on) hashes.pop_back();
   }
+  return beginning;
+}
+
+// Leaves the blocks of the longest prefix whose states there are, and copies these. Two prefixes
+// may be kept: all blocks that others have too, and all of the prompt before its last token.
+bool BlockManager::take_states(Sequence& sequence, Beginning& beginning) {
+  auto hashes = beginning.hashes;
+  const auto known = std::ssize(hashes);
+  for (auto i = known; i < (sequence.size() - 1) / block_size_; ++i)
+    hashes.push_back(
+        hash_of(hashes.empty() ? sequence.visual_hash : hashes.back(), tokens_of(sequence, i)));
+  const auto hash_of_prefix = [&](std::int64_t blocks) -> const PrefixHash& {
+    return hashes[static_cast<std::size_t>(blocks - 1)];
+  };
+  auto count = known;
+  while (count > 0 && !snapshots_.has(hash_of_prefix(count))) --count;
+  for (auto blocks = count + 1; blocks <= std::ssize(hashes); ++blocks)
+    if (snapshots_.is_coming(hash_of_prefix(blocks))) return false;
+  std::vector<KeptPrefix> kept;
+  const auto keep = [&](std::int64_t blocks) {
+    if (blocks > count)
+      kept.push_back({.tokens = blocks * block_size_, .hash = hash_of_prefix(blocks)});
+  };
+  const auto of_prompt = (sequence.num_prompt_tokens - 1) / block_size_;
+  if (known < of_prompt && snapshots_.num_free() > 1) keep(known);
+  keep(of_prompt);
+  if (std::ssize(kept) > snapshots_.num_free()) return false;
+  for (const auto& prefix : kept) snapshots_.announce(prefix.hash);
+  sequence.kept_prefixes = std::move(kept);
+  if (count > 0) sequence.copied_state = snapshots_.use(hash_of_prefix(count));
+  beginning.hashes.resize(static_cast<std::size_t>(count));
+  return true;
+}
+
+// Takes as many blocks as all groups have: those of all tokens, or of the window before the next.
+void BlockManager::take_full_blocks(Sequence& sequence, Beginning beginning) {
+  auto& [hashes, found] = beginning;
   auto count = std::ssize(hashes);
   const auto first_seen = [&](std::size_t group) {
     return first_block(count * block_size_, windows_[group], block_size_);
@@ -145,10 +189,12 @@ bool BlockManager::allocate(Sequence& sequence, std::int64_t tokens) {
     free_state_slots_.pop_back();
   }
   const auto known = sequence.size() - (sequence.has_unknown() ? 1 : 0);
-  if (enable_prefix_caching_) {
-    remember_full_blocks(sequence, std::min(tokens, known));
-    remember_prompt_end(sequence, tokens);
-  }
+  if (!enable_prefix_caching_) return true;
+  // Decoded tokens of models with states may have other bits than those of a prompt.
+  remember_full_blocks(sequence, has_state_slots_
+                                     ? std::min({tokens, known, sequence.num_prefill_tokens - 1})
+                                     : std::min(tokens, known));
+  if (!has_state_slots_) remember_prompt_end(sequence, tokens);
   return true;
 }
 
@@ -165,6 +211,22 @@ void BlockManager::leave_windows(Sequence& sequence) {
   }
 }
 
+// A prefix whose last block has been forgotten is not kept.
+void BlockManager::keep_states(Sequence& sequence, std::int64_t tokens) {
+  sequence.kept_state = -1;
+  auto& prefixes = sequence.kept_prefixes;
+  if (prefixes.empty() || tokens < prefixes.front().tokens) return;
+  const auto [end, hash] = prefixes.front();
+  prefixes.erase(prefixes.begin());
+  require(tokens == end, ErrorKind::kBug,
+          "{}: states of {} tokens are to be kept, and there are {}", sequence.request_id, end,
+          tokens);
+  if (find(hash, 0, tokens_of(sequence, end / block_size_ - 1), &Block::full) >= 0)
+    sequence.kept_state = snapshots_.keep(hash);
+  else
+    snapshots_.withdraw(hash);
+}
+
 // Frees the last blocks first, so that they are reused before the beginning, which more sequences
 // share.
 void BlockManager::deallocate(Sequence& sequence) {
@@ -175,6 +237,8 @@ void BlockManager::deallocate(Sequence& sequence) {
     table.clear();
   }
   if (sequence.state_slot >= 0) free_state_slots_.push_back(std::exchange(sequence.state_slot, -1));
+  for (const auto& prefix : std::exchange(sequence.kept_prefixes, {}))
+    snapshots_.withdraw(prefix.hash);
   sequence.block_hashes.clear();
   sequence.num_computed_tokens = 0;
 }
@@ -265,6 +329,7 @@ void BlockManager::give_back(std::int32_t id) {
 
 void BlockManager::release_copied(Sequence& sequence) {
   for (const auto id : std::exchange(sequence.copied_from, {})) give_back(id);
+  sequence.copied_state = -1;
 }
 
 std::int32_t BlockManager::take_free() {
@@ -296,7 +361,10 @@ void BlockManager::unlink_free(std::int32_t id) {
 void BlockManager::forget(Content& content, std::int32_t id) {
   if (content.token_ids.empty()) return;
   const auto found = cached_.find(content.hash);
-  if (found != cached_.end() && found->second == id) cached_.erase(found);
+  if (found != cached_.end() && found->second == id) {
+    cached_.erase(found);
+    snapshots_.forget(content.hash);
+  }
   content.token_ids.clear();
 }
 

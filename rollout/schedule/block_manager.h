@@ -11,8 +11,10 @@
 // needs, in such a group, only the blocks of the window before its first own token.
 //
 // A sequence with blocks also has a slot for states of linear attention, where the model has such
-// layers. States are of all tokens so far, and no block holds those of a prefix: there is no prefix
-// cache then.
+// layers. States are of all tokens so far: a sequence begins with the blocks of a prefix if a
+// snapshot (state_snapshots.h) has the states behind it, and computes what follows. Snapshots are
+// kept behind the full blocks of a prompt without its last token, and behind the full blocks that a
+// prompt has in common with another one. They go with the last block of their prefix.
 #pragma once
 
 #include <cstddef>
@@ -25,18 +27,21 @@
 #include "distckpt/base/integers.h"
 #include "rollout/schedule/kv_cache_groups.h"
 #include "rollout/schedule/sequence.h"
+#include "rollout/schedule/state_snapshots.h"
 
 namespace ferry::rollout {
 
 class BlockManager {
  public:
-  // num_state_slots: 0, or the most sequences that have blocks; windows: of each group of layers.
-  // Throws Error(kUsage) unless the others are positive.
+  // num_state_slots: 0, or the most sequences that have blocks; windows: of each group of layers;
+  // num_snapshots: slots behind those of states, at least one if there are states and a prefix
+  // cache. Throws Error(kUsage) unless the others are positive.
   BlockManager(std::int64_t num_blocks,
                std::int64_t block_size,
                bool enable_prefix_caching,
                std::int64_t num_state_slots = 0,
-               std::vector<Window> windows = {std::nullopt});
+               std::vector<Window> windows = {std::nullopt},
+               std::int64_t num_snapshots = 0);
 
   std::int64_t block_size() const { return block_size_; }
   std::int64_t num_blocks() const { return static_cast<std::int64_t>(blocks_.size()); }
@@ -49,14 +54,21 @@ class BlockManager {
                            std::int64_t step_tokens) const;
 
   // Gives a sequence without blocks the cached blocks that it begins with, and until its next step
-  // the one that it copies the end of its prompt from. Its last token is always computed, because
-  // its logits are needed. Sets num_computed_tokens, num_cached_tokens and copied_from.
-  void take_cached_prefix(Sequence& sequence);
+  // the one that it copies the end of its prompt from, or the slot that it copies its states from.
+  // Its last token is always computed, because its logits are needed. Sets num_computed_tokens,
+  // num_cached_tokens, copied_from, copied_state and kept_prefixes. Returns false, and gives
+  // nothing, if it has to wait: a running sequence computes states that it may begin with, or all
+  // slots for states that it would keep are announced to others.
+  bool take_cached_prefix(Sequence& sequence);
   // Adds blocks for the first `tokens` tokens. Full blocks of known tokens enter the prefix cache
   // at once: a sequence that finds them computes its rows in the same step at the earliest. Gives
   // back blocks that the rows behind num_computed_tokens do not see. Returns false, and changes
   // nothing else, if too few blocks are free.
   bool allocate(Sequence& sequence, std::int64_t tokens);
+  // Called for each sequence of a step, behind whose first `tokens` tokens the step ends, when all
+  // have their blocks. If these are the next of kept_prefixes, the states get a slot, kept_state.
+  // They may not be more than those.
+  void keep_states(Sequence& sequence, std::int64_t tokens);
   // Frees all blocks of a sequence, whose num_computed_tokens becomes 0.
   void deallocate(Sequence& sequence);
 
@@ -74,8 +86,11 @@ class BlockManager {
     std::int32_t previous = -1;  // in the list of free blocks
     std::int32_t next = -1;
   };
-  struct HashOf {
-    std::size_t operator()(const PrefixHash& hash) const { return hash.low; }
+  // The full blocks of a sequence's beginning that the cache has.
+  struct Beginning {
+    std::vector<PrefixHash> hashes{};
+    // The blocks of each group; before its window one may be missing: -1.
+    std::vector<std::vector<std::int32_t>> ids{};
   };
 
   Block& block(std::int32_t id) { return blocks_[static_cast<std::size_t>(id)]; }
@@ -91,7 +106,9 @@ class BlockManager {
                     std::size_t group,
                     std::span<const std::int64_t> tokens,
                     Content Block::*kind) const;
-  void take_full_blocks(Sequence& sequence);
+  Beginning find_beginning(const Sequence& sequence) const;
+  bool take_states(Sequence& sequence, Beginning& beginning);
+  void take_full_blocks(Sequence& sequence, Beginning beginning);
   void take_prompt_end(Sequence& sequence);
   void leave_windows(Sequence& sequence);
   void remember_full_blocks(Sequence& sequence, std::int64_t tokens);
@@ -114,8 +131,9 @@ class BlockManager {
   std::vector<Window> windows_;  // of the groups
   bool has_state_slots_;
   std::vector<std::int64_t> free_state_slots_;  // the next one last
+  StateSnapshots snapshots_;
   std::vector<Block> blocks_;
-  std::unordered_map<PrefixHash, std::int32_t, HashOf> cached_;
+  std::unordered_map<PrefixHash, std::int32_t, PrefixHash::Low> cached_;
   std::int32_t first_free_ = -1;  // unused longest
   std::int32_t last_free_ = -1;
   std::int64_t num_free_ = 0;

@@ -31,9 +31,25 @@ std::vector<ScheduledSequence> Scheduler::schedule() {
   std::vector<ScheduledSequence> step;
   auto budget = options_.max_num_batched_tokens;
   if (schedule_running(step, budget)) schedule_waiting(step, budget);
-  std::ranges::stable_partition(
-      step, [](const ScheduledSequence& one) { return one.num_new_tokens == 1; });
+  for (const auto& [sequence, num_new_tokens] : step)
+    blocks_.keep_states(*sequence, sequence->num_computed_tokens + num_new_tokens);
+  std::ranges::stable_partition(step, &ScheduledSequence::decodes);
   return step;
+}
+
+// The tokens of a sequence that the next step computes; 0: it waits for a step with more room.
+std::int64_t Scheduler::tokens_of_step(const Sequence& sequence, std::int64_t budget) const {
+  const auto begin = sequence.num_computed_tokens;
+  auto end = std::min(sequence.size(), begin + budget);
+  if (begin >= sequence.num_prefill_tokens) return end - begin;
+  if (!sequence.kept_prefixes.empty()) end = std::min(end, sequence.kept_prefixes.front().tokens);
+  if (end == sequence.size()) return end - begin;
+  const auto block_size = blocks_.block_size();
+  const auto whole = end / block_size * block_size;
+  if (whole > begin) return whole - begin;
+  const bool always_has_room =
+      options_.max_num_batched_tokens >= options_.max_num_seqs + block_size;
+  return always_has_room ? 0 : end - begin;
 }
 
 // Returns false if a running sequence was preempted.
@@ -42,7 +58,8 @@ bool Scheduler::schedule_running(std::vector<ScheduledSequence>& step, std::int6
   for (std::size_t i = 0; i < running_.size() && budget > 0; ++i) {
     auto& sequence = *running_[i];
     if (sequence.is_complete) continue;
-    const auto tokens = std::min(sequence.size() - sequence.num_computed_tokens, budget);
+    const auto tokens = tokens_of_step(sequence, budget);
+    if (tokens == 0) continue;
     while (i < running_.size() &&
            !blocks_.allocate(sequence, sequence.num_computed_tokens + tokens))
       preempt_last();
@@ -54,24 +71,28 @@ bool Scheduler::schedule_running(std::vector<ScheduledSequence>& step, std::int6
 }
 
 // A sequence begins if there are blocks for all its tokens so far: otherwise it would soon be
-// preempted.
+// preempted. One that waits for the states of its prefix keeps its place, and others begin.
 void Scheduler::schedule_waiting(std::vector<ScheduledSequence>& step, std::int64_t& budget) {
-  while (!waiting_.empty() && budget > 0 && num_running() < options_.max_num_seqs) {
-    auto& sequence = *waiting_.front();
+  std::int64_t place = 0;
+  while (place < num_waiting() && budget > 0 && num_running() + place < options_.max_num_seqs) {
+    auto& sequence = *waiting_[static_cast<std::size_t>(place)];
     if (sequence.is_complete) return;  // leaves as soon as its last token is known
-    blocks_.take_cached_prefix(sequence);
+    if (!blocks_.take_cached_prefix(sequence)) {
+      ++place;
+      continue;
+    }
     const auto remaining = sequence.size() - sequence.num_computed_tokens;
-    const auto tokens = std::min(remaining, budget);
+    const auto tokens = tokens_of_step(sequence, budget);
     const auto missing =
         blocks_.num_missing(sequence, sequence.size(), options_.max_num_batched_tokens);
-    if ((tokens < remaining && !options_.enable_chunked_prefill) ||
+    if (tokens == 0 || (tokens < remaining && !options_.enable_chunked_prefill) ||
         missing > blocks_.num_free_blocks()) {
       blocks_.deallocate(sequence);
       return;
     }
     blocks_.allocate(sequence, sequence.num_computed_tokens + tokens);
     sequence.status = SequenceStatus::kRunning;
-    waiting_.pop_front();
+    waiting_.erase(waiting_.begin() + place);
     running_.push_back(&sequence);
     step.push_back({&sequence, tokens});
     budget -= tokens;

@@ -2,6 +2,7 @@
 // blocks there. Scheduler and BlockManager change it; the engine reads it.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -22,6 +23,16 @@ struct PrefixHash {
   std::uint64_t low = 0;
   std::uint64_t high = 0;
   bool operator==(const PrefixHash&) const = default;
+  // For unordered containers.
+  struct Low {
+    std::size_t operator()(const PrefixHash& hash) const { return hash.low; }
+  };
+};
+
+// A prefix of a sequence whose states of linear attention others may begin with.
+struct KeptPrefix {
+  std::int64_t tokens = 0;
+  PrefixHash hash{};
 };
 
 enum class SequenceStatus : std::uint8_t { kWaiting, kRunning, kFinished };
@@ -65,6 +76,11 @@ struct Sequence {
   std::vector<std::vector<std::int32_t>> block_tables{};
   std::vector<PrefixHash> block_hashes{};  // of the blocks that the prefix cache knows
   std::int64_t state_slot = -1;  // of linear attention's states; -1 while it has no blocks
+  // Tokens that it had when it began, which are computed by the rule in chunks; 0 without states.
+  std::int64_t num_prefill_tokens = 0;
+  std::vector<KeptPrefix> kept_prefixes{};  // to come, ascending: a step ends behind each
+  std::int64_t copied_state = -1;  // in its first step: the slot that its states begin as, or -1
+  std::int64_t kept_state = -1;    // in a step that ends behind a kept prefix: the slot, or -1
   // In the first step: the blocks that its last ones begin as, one of each group; or none.
   std::vector<std::int32_t> copied_from{};
   std::int64_t num_routed_tokens = 0;  // tokens whose routes have been returned

@@ -184,7 +184,7 @@ void list(ConfigTable& table, RolloutConfig& c) {
   table.add("enable_chunked_prefill", c.enable_chunked_prefill,
             "compute a long prompt in several passes");
   table.add("enable_prefix_caching", c.enable_prefix_caching,
-            "share keys and values of prompts that begin alike");
+            "share keys, values and states of prompts that begin alike");
   table.add("enforce_eager", c.enforce_eager, "use no CUDA graphs");
   table.add("free_cache_engine", c.free_cache_engine, "free the KV cache while other roles work");
   list(table, c.log_prob);

@@ -137,9 +137,13 @@ std::string describe(const RoleSetup& role, const ModelOnRank& model) {
                                               model.at().pp + 1, model.mesh().pp());
 }
 
-// Bytes of a rank's cache that hold states of linear attention, with the additional slot.
+// Bytes of a rank's cache that hold states of linear attention.
 std::int64_t state_bytes(const RolloutSetup& rollout, const ModelOnRank& model) {
-  return (std::int64_t{rollout.settings.max_num_seqs} + 1) *
+  const auto& settings = rollout.settings;
+  return models::linear_state_slots(
+             model.config(), settings.max_num_seqs,
+             settings.enable_prefix_caching && settings.enable_chunked_prefill)
+             .total() *
          models::linear_state_bytes(model.config(), model.mesh().tp(), model.layout());
 }
 

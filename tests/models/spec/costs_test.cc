@@ -65,6 +65,9 @@ TEST(LinearStates, AreSharedOutWithTheHeads) {
   EXPECT_EQ(bytes(Alignment::kFast), 2 * state);
   EXPECT_EQ(bytes(Alignment::kBitwise), 2 * (state + 63 * (channels * 2 + 2 * (2 + 4))));
   EXPECT_EQ(key_value_bytes(config, 1, {.dtype = distckpt::DType::kBF16}), 2 * 2 * 5 * 2);
+  EXPECT_EQ(linear_state_slots(config, 20, false).total(), 20 + 1);
+  EXPECT_EQ(linear_state_slots(config, 20, true).total(), 20 + 3 + 1);
+  EXPECT_EQ(linear_state_slots({.num_layers = 3}, 20, true).total(), 0);
 }
 
 TEST(Flops, CountTheExpertsThatATokenMeets) {

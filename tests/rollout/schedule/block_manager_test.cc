@@ -66,7 +66,7 @@ TEST(BlockManager, GivesEachSequenceASlotForItsStatesWhileItHasBlocks) {
   auto three = sequence_of({1});
   ASSERT_TRUE(begin(blocks, three));
   EXPECT_EQ(three.state_slot, 0);
-  EXPECT_THROW(BlockManager(8, 4, /*enable_prefix_caching=*/true, 2), Error);
+  EXPECT_THROW(BlockManager(8, 4, /*enable_prefix_caching=*/true, 2), Error) << "no snapshots";
 }
 
 TEST(BlockManager, SharesFullBlocksOfEqualBeginnings) {

@@ -40,6 +40,19 @@ void make_gpt_oss(models::TransformerConfig& config) {
   config.activation_func_clamp_value = 7;
 }
 
+void make_hybrid(models::TransformerConfig& config) {
+  config.linear_attention_freq.assign(static_cast<std::size_t>(config.num_layers), true);
+  config.linear_attention_freq.back() = false;
+  config.linear_conv_kernel_dim = 4;
+  config.linear_key_head_dim = 16;
+  config.linear_value_head_dim = 24;
+  config.linear_num_key_heads = 2;
+  config.linear_num_value_heads = 4;
+  config.attention_output_gate = true;
+  config.layernorm_zero_centered_gamma = true;
+  config.rotary_percent = 0.25;
+}
+
 void fill_parameters(models::GPTModel& model, std::uint64_t seed) {
   for (const auto& parameter : model.parameters().all()) {
     const auto& spec = parameter.spec;

@@ -21,6 +21,9 @@ models::TransformerConfig tiny_config(const TinyModel& model);
 // Gives Mixtral's what GPT-OSS has and Mixtral has not, but for the window's size.
 void make_gpt_oss(models::TransformerConfig& config);
 
+// Gives Qwen3's what Qwen3-Next has and Qwen3 has not, with attention in the last layer alone.
+void make_hybrid(models::TransformerConfig& config);
+
 // Every parameter its part of a whole tensor that follows from key and seed; padding stays zero.
 void fill_parameters(models::GPTModel& model, std::uint64_t seed);
 

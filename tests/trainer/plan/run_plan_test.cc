@@ -197,6 +197,28 @@ TEST(RunPlan, CountsReplicasOfTheRollout) {
   EXPECT_EQ(bytes(0, true).kv_cache, none.kv_cache);
 }
 
+// Eight sequences have slots for the states of one prefix.
+TEST(RunPlan, CountsTheStatesThatPrefixesHaveSlotsFor) {
+  auto hybrid = llama_8b();
+  hybrid.linear_attention_freq.assign(32, true);
+  hybrid.linear_attention_freq.back() = false;
+  hybrid.linear_conv_kernel_dim = 4;
+  hybrid.linear_key_head_dim = hybrid.linear_value_head_dim = 128;
+  hybrid.linear_num_key_heads = hybrid.linear_num_value_heads = 16;
+  const auto cache = [&](bool prefixes, bool chunks) {
+    auto config = grpo();
+    config.actor.megatron.alignment = models::Alignment::kFast;
+    config.rollout.max_num_seqs = 8;
+    config.rollout.enable_prefix_caching = prefixes;
+    config.rollout.enable_chunked_prefill = chunks;
+    const auto plan = plan_run(setup_of(config, {.actor = hybrid, .critic = hybrid}, 4, kH200));
+    return bytes_in(plan, "gen").kv_cache;
+  };
+  const auto state = 31 * (3 * 16 * 128 * 3 * 2 + 16 * 128 * 128 * 4);
+  EXPECT_EQ(cache(true, true) - cache(false, true), state);
+  EXPECT_EQ(cache(true, false), cache(false, false));
+}
+
 TEST(RunPlan, RefusesAMeshThatDoesNotFillItsRanks) {
   auto config = grpo();
   config.actor.megatron.parallel.tensor_model_parallel_size = 4;
