@@ -11,8 +11,6 @@ namespace {
 
 using nlohmann::ordered_json;
 
-constexpr std::string_view kPythonTag = "<|python_tag|>";
-
 // Bytes that are not UTF-8 become U+FFFD.
 std::string as_text(const ordered_json& value) {
   return value.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
@@ -202,7 +200,7 @@ bool ToolCallBody::read(std::string_view body, Calls& calls) const {
 }
 
 bool ToolCallBody::read_json_calls(std::string_view text, Calls& calls) {
-  skip_prefix(text, kPythonTag);
+  skip_prefix(text, markers_of(ToolFormat::kLlama3Json).begin);
   Calls found;
   while (!(text = without_space(text)).empty()) {
     auto end = text.size();

@@ -34,10 +34,9 @@ ToolCallParser::Part ToolCallParser::finish() {
 
 void ToolCallParser::scan(bool is_last, Part& part) {
   if (format_ == ToolFormat::kLlama3Json) {
-    constexpr std::string_view kTag = "<|python_tag|>";
     const auto text = without_space(pending_);
-    const bool may_be_call =
-        text.empty() || text[0] == '{' || text.starts_with(kTag) || kTag.starts_with(text);
+    const bool may_be_call = text.empty() || text[0] == '{' || text.starts_with(markers_.begin) ||
+                             markers_.begin.starts_with(text);
     if (!is_content_ && may_be_call && !is_last) return;
     if (!is_content_ && ToolCallBody::read_json_calls(text, part.calls)) return pending_.clear();
     is_content_ = true;

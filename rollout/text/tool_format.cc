@@ -79,10 +79,11 @@ ToolMarkers markers_of(ToolFormat format) {
       return {"<minimax:tool_call>", "</minimax:tool_call>"};
     case ToolFormat::kSeedOss:
       return {"<seed:tool_call>", "</seed:tool_call>"};
+    case ToolFormat::kLlama3Json:
+      return {.begin = "<|python_tag|>"};
     case ToolFormat::kHermes:
     case ToolFormat::kQwen3Coder:
     case ToolFormat::kGlm45:
-    case ToolFormat::kLlama3Json:
     case ToolFormat::kOpenAi:
       break;
   }

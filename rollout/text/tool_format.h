@@ -52,7 +52,7 @@ struct ToolMarkers {
   std::string_view end{};
   std::span<const std::string_view> frames{};  // around all calls
 };
-// The markers of a format that has such: not kLlama3Json, kOpenAi.
+// The markers of a format that has such, not kOpenAi. That of kLlama3Json has no end.
 ToolMarkers markers_of(ToolFormat format);
 
 }  // namespace ferry::rollout::text
