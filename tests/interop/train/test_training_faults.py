@@ -70,7 +70,7 @@ def test_a_full_disk(background, world, whole, work):
 @pytest.mark.parametrize("what, lost", [(signal.SIGKILL, 3), (signal.SIGSTOP, 0)], ids=["killed", "hangs"])
 def test_a_rank_that_is_killed_or_hangs(what, lost, world, work):
     """The run has four ranks, two on each axis of the mesh."""
-    arguments = settings(world, work / "run", **SAVING, **{"engine.tensor_model_parallel_size": 2, "trainer.nccl_timeout": 3,
+    arguments = settings(world, work / "run", **SAVING, **{"engine.tensor_model_parallel_size": 2, "trainer.nccl_timeout": 10,
                                                           "trainer.total_training_steps": 10000})
     ranks = start_ranks(4, arguments)
 
