@@ -46,8 +46,8 @@ std::string names_of(const Keys& keys) {
 std::int64_t pinned_by(const RunPlan& plan) {
   std::int64_t bytes = 0;
   for (const auto& group : plan.ranks)
-    bytes +=
-        pinned_bytes(plan, group.ranks.front()) * static_cast<std::int64_t>(group.ranks.size());
+    bytes += plan.most_bytes(group.ranks.front(), &PhaseBytes::host) *
+             static_cast<std::int64_t>(group.ranks.size());
   return bytes;
 }
 

@@ -19,15 +19,6 @@ struct Host {
 
 }  // namespace
 
-std::int64_t pinned_bytes(const RunPlan& plan, int rank) {
-  std::int64_t most = 0;
-  for (const auto& group : plan.ranks) {
-    if (std::ranges::find(group.ranks, rank) == group.ranks.end()) continue;
-    for (const auto& phase : group.phases) most = std::max(most, phase.bytes.host);
-  }
-  return most;
-}
-
 std::vector<std::string> host_misfits(std::span<const HostShare> of_ranks) {
   std::vector<Host> hosts;
   for (std::size_t rank = 0; rank < of_ranks.size(); ++rank) {
@@ -50,7 +41,7 @@ std::vector<std::string> host_misfits(std::span<const HostShare> of_ranks) {
 std::vector<std::string> host_misfits(const RunPlan& plan, std::span<const HostShare> of_ranks) {
   std::vector<HostShare> shares(of_ranks.begin(), of_ranks.end());
   for (std::size_t rank = 0; rank < shares.size(); ++rank)
-    shares[rank].pinned = pinned_bytes(plan, static_cast<int>(rank));
+    shares[rank].pinned = plan.most_bytes(static_cast<int>(rank), &PhaseBytes::host);
   return host_misfits(shares);
 }
 

@@ -18,9 +18,6 @@ struct HostShare {
   std::int64_t available = 0;  // bytes that the host, or the rank's control group, has
 };
 
-// Bytes that a rank will pin in the phase that pins the most. 0 for a rank that the plan lacks.
-std::int64_t pinned_bytes(const RunPlan& plan, int rank);
-
 // A text for each host that has less than its ranks will pin, in the order of their first ranks;
 // with a plan, what they pin by it.
 std::vector<std::string> host_misfits(std::span<const HostShare> of_ranks);

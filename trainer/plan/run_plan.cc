@@ -210,6 +210,15 @@ std::string misfit(const RunSetup& setup,
 
 }  // namespace
 
+std::int64_t RunPlan::most_bytes(int rank, std::int64_t PhaseBytes::*part) const {
+  std::int64_t most = 0;
+  for (const auto& group : ranks) {
+    if (std::ranges::find(group.ranks, rank) == group.ranks.end()) continue;
+    for (const auto& phase : group.phases) most = std::max(most, phase.bytes.*part);
+  }
+  return most;
+}
+
 double RunPlan::step_seconds() const {
   double sum = 0;
   for (const auto& phase : seconds) sum += phase.seconds;

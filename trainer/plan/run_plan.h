@@ -58,6 +58,9 @@ struct RunPlan {
 
   bool fits() const { return misfits.empty(); }
   double step_seconds() const;
+  // Bytes of a part on a rank in the phase that has the most of it; 0 for a rank that the plan
+  // lacks.
+  std::int64_t most_bytes(int rank, std::int64_t PhaseBytes::*part) const;
 };
 
 RunPlan plan_run(const RunSetup& setup);

@@ -63,11 +63,7 @@ void check_hosts(const RunPlan& plan, const std::vector<HostShare>& hosts) {
 // Leaves to CUDA and NCCL what the plan says that they take on this rank: NCCL allocates a little
 // now and then for as long as a run lasts, and a device that LibTorch has all of fails it then.
 void leave_room(const RunPlan& plan, const models::World& world) {
-  std::int64_t others = 0;
-  for (const auto& group : plan.ranks) {
-    if (std::ranges::find(group.ranks, world.rank()) == group.ranks.end()) continue;
-    for (const auto& phase : group.phases) others = std::max(others, phase.bytes.context);
-  }
+  const auto others = plan.most_bytes(world.rank(), &PhaseBytes::context);
   const auto total = models::total_memory(world.device()).value_or(0);
   models::leave_free(world.device(), others + total / 64);
 }

@@ -26,9 +26,9 @@ TEST(PinnedBytes, AreThoseOfTheRanksWorstPhase) {
   RunPlan plan;
   plan.ranks = {{.ranks = {0, 1}, .phases = {{"gen", {.host = 5}}, {"update_actor", {.host = 3}}}},
                 {.ranks = {2}, .phases = {{"gen", {.host = 1}}}}};
-  EXPECT_EQ(pinned_bytes(plan, 1), 5);
-  EXPECT_EQ(pinned_bytes(plan, 2), 1);
-  EXPECT_EQ(pinned_bytes(plan, 3), 0);
+  EXPECT_EQ(plan.most_bytes(1, &PhaseBytes::host), 5);
+  EXPECT_EQ(plan.most_bytes(2, &PhaseBytes::host), 1);
+  EXPECT_EQ(plan.most_bytes(3, &PhaseBytes::host), 0);
 }
 
 }  // namespace host_misfits_test
