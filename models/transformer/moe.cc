@@ -83,9 +83,9 @@ class RowsOfChoices : public torch::autograd::Function<RowsOfChoices> {
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  const torch::autograd::variable_list& grads) {
     const auto topk = context->saved_data["topk"].toInt();
-    const auto by_token = grads[0].index_select(0, context->get_saved_variables()[0]);
-    return {by_token.view({-1, topk, by_token.size(1)}).sum(1), at::Tensor(), at::Tensor(),
-            at::Tensor()};
+    const auto ones = at::ones({grads[0].size(0) / topk, topk}, grads[0].options());
+    return {combine_choices(grads[0], context->get_saved_variables()[0], ones), at::Tensor(),
+            at::Tensor(), at::Tensor()};
   }
 };
 
@@ -385,12 +385,7 @@ at::Tensor MoELayer::route_and_compute(const at::Tensor& x, const RouterChoice& 
     const Dispatcher dispatcher(setup_, counts_of(places.ends));
     results = dispatcher.combine(experts_.forward(dispatcher.dispatch(rows), dispatcher.ends()));
   }
-  if (!at::GradMode::is_enabled()) return combine_choices(results, places.inverse, routing.weights);
-  const auto weights = Permute::apply(routing.weights.reshape({-1}), places.order, places.inverse);
-  return Permute::apply(results * weights.unsqueeze(1), places.inverse, places.order)
-      .view({x.size(0), topk, -1})
-      .sum(1)
-      .to(x.scalar_type());
+  return combine_choices_of(places, results, routing.weights);
 }
 
 }  // namespace ferry::models

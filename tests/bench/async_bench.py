@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
-"""Training that waits for answers beside training that does not, on answers of log-normal lengths: an actor and a rollout, each on cores of its own.
+"""Training that waits for answers beside training that does not, on answers of log-normal lengths: an actor and a rollout, each on cores or a GPU of its own.
 
     build/peers/bin/python tests/bench/async_bench.py [--ferry PROGRAM] [--cores 0:1] [--mean 250] [--cap 2048] [--steps 10] [--prompts 16] [--answers 4]
-        [--layers 4] [--hidden 256] [--epochs 1] [--modes synchronous 1 2 4 partial2 partial4] [--rounds 1]
-        [--seconds 0]
+        [--layers 4] [--hidden 256] [--intermediate 768] [--groups 1] [--epochs 1] [--modes collocated synchronous 1 2 4 partial2 partial4] [--warm 3]
+        [--rounds 1] [--seconds 0]
+    python3 tests/bench/async_bench.py --device cuda --mean 1000 --cap 8192 --prompts 32 --answers 8 --layers 28 --hidden 1536 --intermediate 8960 --groups 6
 
-`--cores` names the cores of the actor and, behind a colon, those of the rollout ("0,1:2,3"); several of it are places in which modes run side by side.
+Both ranks have both roles in mode `collocated`. On GPUs the model is in bf16 with heads of 128 channels, `--groups` of them for one of keys, computes
+`fast`, and rank R has GPU R. `--cores` names the cores of the actor and, behind a colon, those of the rollout ("0,1:2,3"); several of it are places in which modes run side by side.
 `--seconds` ends a run that takes longer; its finished steps count.
 
 The model's layers cost what layers cost and add nothing: its embeddings and head make each answer a walk through stages of a length class that the
 prompt names, so that lengths are log-normal (sigma 1, Erlang of 8 stages about each of 32 quantiles). Nothing is learned (a rate of 1e-30). Prints, for
-each mode, tokens per second of steps behind the first three, and the shares of their time in which trainer and rollout idled; then a table of the best.
+each mode, tokens per second of steps behind the first `--warm`, and the shares of their time in which trainer and rollout idled; then a table of the best.
 """
 import argparse
 import json
@@ -28,7 +30,6 @@ from pathlib import Path
 
 CLASSES, STAGES, EOS, FIRST = 32, 8, 0, 2
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-WARM = 3
 
 
 def word(k, stage):
@@ -41,11 +42,13 @@ def write_model(folder, options):
     mu = math.log(options.mean) - 0.5
     means = [math.exp(mu + statistics.NormalDist().inv_cdf((k + 0.5) / CLASSES)) for k in range(CLASSES)]
     ends = [min(STAGES / mean, 0.999) for mean in means]  # the probability that a token ends its stage
-    hidden, vocabulary = options.hidden, FIRST + CLASSES * STAGES
-    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": hidden, "intermediate_size": 3 * hidden,
-              "num_hidden_layers": options.layers, "num_attention_heads": hidden // 64, "num_key_value_heads": hidden // 64, "head_dim": 64,
+    hidden, vocabulary, gpu = options.hidden, FIRST + CLASSES * STAGES, options.device == "cuda"
+    dtype, channels = (torch.bfloat16, 128) if gpu else (torch.float32, 64)
+    queries, keys = hidden, hidden // options.groups
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": hidden, "intermediate_size": options.intermediate,
+              "num_hidden_layers": options.layers, "num_attention_heads": queries // channels, "num_key_value_heads": keys // channels, "head_dim": channels,
               "max_position_embeddings": options.cap + 64, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "vocab_size": vocabulary, "hidden_act": "silu",
-              "tie_word_embeddings": False, "torch_dtype": "float32", "bos_token_id": 1, "eos_token_id": EOS}
+              "tie_word_embeddings": False, "torch_dtype": "bfloat16" if gpu else "float32", "bos_token_id": 1, "eos_token_id": EOS}
     (folder / "config.json").write_text(json.dumps(config))
     names = ["<eos>", "<bos>"] + [word(k, stage) for k in range(CLASSES) for stage in range(STAGES)]
     (folder / "tokenizer.json").write_text(json.dumps({
@@ -71,15 +74,15 @@ def write_model(folder, options):
     torch.manual_seed(0)
     for layer in range(options.layers):
         name = f"model.layers.{layer}."
-        for projection, shape in {"q": (hidden, hidden), "k": (hidden, hidden), "v": (hidden, hidden)}.items():
+        for projection, shape in {"q": (queries, hidden), "k": (keys, hidden), "v": (keys, hidden)}.items():
             weights[f"{name}self_attn.{projection}_proj.weight"] = 0.02 * torch.randn(shape)
-        weights[f"{name}self_attn.o_proj.weight"] = torch.zeros(hidden, hidden)
+        weights[f"{name}self_attn.o_proj.weight"] = torch.zeros(hidden, queries)
         for projection in ("gate", "up"):
-            weights[f"{name}mlp.{projection}_proj.weight"] = 0.02 * torch.randn(3 * hidden, hidden)
-        weights[f"{name}mlp.down_proj.weight"] = torch.zeros(hidden, 3 * hidden)
+            weights[f"{name}mlp.{projection}_proj.weight"] = 0.02 * torch.randn(options.intermediate, hidden)
+        weights[f"{name}mlp.down_proj.weight"] = torch.zeros(hidden, options.intermediate)
         for norm in ("input_layernorm", "post_attention_layernorm"):
             weights[f"{name}{norm}.weight"] = torch.ones(hidden)
-    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    save_file({name: weight.to(dtype) for name, weight in weights.items()}, folder / "model.safetensors", {"format": "pt"})
 
 
 def write_data(path, options):
@@ -100,10 +103,13 @@ def write_reward(path):
 
 
 def mode_settings(mode, options):
-    if mode == "synchronous":
+    if mode == "collocated":
         return {}
+    apart = {f"{ACTOR}.ranks": [0], f"{ROLLOUT}.ranks": [1]}
+    if mode == "synchronous":
+        return apart
     partial = mode.startswith("partial")
-    settings = {"async_training.staleness_threshold": int(mode.removeprefix("partial"))}
+    settings = apart | {"async_training.staleness_threshold": int(mode.removeprefix("partial"))}
     return settings | ({"async_training.partial_rollout": True, "data.gen_batch_size": 2 * options.prompts} if partial else {})
 
 
@@ -116,19 +122,20 @@ def run(mode, options, place, folder):
     out = folder / f"run_{mode}"
     settings = {"actor_rollout_ref.model.path": str(folder), "data.train_files": [str(folder / "train.jsonl")], "data.shuffle": False, "data.train_batch_size": options.prompts,
                 "data.max_prompt_length": 8, "data.max_response_length": options.cap, f"{ACTOR}.ppo_mini_batch_size": options.prompts,
-                f"{ACTOR}.ppo_max_token_len_per_gpu": 2 * options.cap, f"{ACTOR}.optim.lr": 1e-30, f"{ACTOR}.megatron.dtype": "float32",
-                f"{ACTOR}.ppo_epochs": options.epochs, f"{ROLLOUT}.n": options.answers, f"{ROLLOUT}.kv_cache_bytes": 1 << 30,
-                f"{ROLLOUT}.max_num_seqs": options.prompts * options.answers, "trainer.total_training_steps": options.steps, "trainer.device": "cpu",
+                f"{ACTOR}.optim.lr": 1e-30, f"{ACTOR}.ppo_epochs": options.epochs, f"{ROLLOUT}.n": options.answers,
+                f"{ROLLOUT}.max_num_seqs": options.prompts * options.answers, "trainer.total_training_steps": options.steps, "trainer.device": options.device,
                 "trainer.default_local_dir": str(out), "trainer.log_samples": False, "trainer.logger": ["file"], "checkpoint.save_freq": -1,
-                "reward_model.command": f"{sys.executable} {folder / 'reward.py'}", f"{ACTOR}.ranks": [0], f"{ROLLOUT}.ranks": [1]}
+                "reward_model.command": f"{sys.executable} {folder / 'reward.py'}"}
+    settings |= {f"{ACTOR}.megatron.alignment": "fast"} if options.device == "cuda" else {
+        f"{ACTOR}.ppo_max_token_len_per_gpu": 2 * options.cap, f"{ACTOR}.megatron.dtype": "float32", f"{ROLLOUT}.kv_cache_bytes": 1 << 30}
     settings |= mode_settings(mode, options)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     ranks = [subprocess.Popen([options.ferry, "train", "grpo", "-q", *(f"{key}={json.dumps(value)}" for key, value in settings.items())],
-                              stderr=subprocess.PIPE, text=True, preexec_fn=lambda cores=cores: os.sched_setaffinity(0, cores),
-                              env=os.environ | {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-                                                "OMP_NUM_THREADS": "1"}) for rank, cores in enumerate(place)]
+                              stderr=subprocess.PIPE, text=True, preexec_fn=(lambda cores=cores: os.sched_setaffinity(0, cores)) if cores else None,
+                              env=os.environ | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
+                                                "MASTER_PORT": str(port)} | ({"OMP_NUM_THREADS": "1"} if cores else {})) for rank, cores in enumerate(place)]
     said = []
     try:
         said = [rank.communicate(timeout=options.seconds or None)[1] for rank in ranks]
@@ -138,11 +145,11 @@ def run(mode, options, place, folder):
             rank.wait()
     assert not said or all(rank.returncode == 0 for rank in ranks), said
     steps = [line["data"] for line in read_lines(out / "metrics.jsonl")]
-    steps = [step for step in steps if "timing_s/step" in step][WARM:]
-    assert steps, f"{mode}: fewer than {WARM + 1} steps"
+    steps = [step for step in steps if "timing_s/step" in step][options.warm:]
+    assert steps, f"{mode}: fewer than {options.warm + 1} steps"
     seconds = sum(step["timing_s/step"] for step in steps)
     spans = read_lines(out / "timeline/timeline_rank1.jsonl")
-    first = min(span["start"] for span in spans if span["name"] == "gen" and span["step"] > WARM)
+    first = min(span["start"] for span in spans if span["name"] == "gen" and span["step"] > options.warm)
     last = max(span["end"] for span in read_lines(out / "timeline/timeline_rank0.jsonl"))
     busy = sum(span["end"] - span["start"] for span in spans if span["name"] == "gen" and span["start"] >= first)
     return {"rate": sum(step["perf/total_num_tokens"] for step in steps) / seconds,
@@ -171,14 +178,15 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ferry", default="build/cli/ferry")
     parser.add_argument("--cores", nargs="+", default=["0:1"])
-    parser.add_argument("--modes", nargs="+", default=["synchronous", "1", "2", "4", "partial2", "partial4"])
-    for name, value in {"mean": 250, "cap": 2048, "steps": 10, "prompts": 16, "answers": 4, "layers": 4, "hidden": 256, "epochs": 1, "rounds": 1, "seconds": 0}.items():
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--modes", nargs="+", default=["collocated", "synchronous", "1", "2", "4", "partial2", "partial4"])
+    for name, value in {"mean": 250, "cap": 2048, "steps": 10, "prompts": 16, "answers": 4, "layers": 4, "hidden": 256, "intermediate": 768, "groups": 1, "epochs": 1, "warm": 3, "rounds": 1, "seconds": 0}.items():
         parser.add_argument(f"--{name}", type=int, default=value)
     options = parser.parse_args()
     places = queue.Queue()
-    for place in options.cores:
-        places.put([[int(core) for core in rank.split(",")] for rank in place.split(":")])
-    with ThreadPoolExecutor(len(options.cores)) as pool:
+    for place in options.cores if options.device == "cpu" else [":"]:
+        places.put([[int(core) for core in rank.split(",") if core] for rank in place.split(":")])
+    with ThreadPoolExecutor(places.qsize()) as pool:
         runs = list(pool.map(lambda job: measure(*job, options, places), [(turn, mode) for turn in range(options.rounds) for mode in options.modes]))
     best = {}
     for mode, one in runs:

@@ -119,6 +119,58 @@ __global__ void combine(const T* results,
   }
 }
 
+// A warp computes the gradients of one choice: of its row, and of its weight.
+template <int N, typename T, typename W>
+__global__ void combine_backward(const T* grads,
+                                 const T* results,
+                                 const std::int64_t* inverse,
+                                 const W* weights,
+                                 T* of_results,
+                                 W* of_weights,
+                                 ChoicesShape shape,
+                                 std::int64_t hidden) {
+  const std::int64_t choice = static_cast<std::int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
+  release_dependents();
+  wait_for_inputs();
+  if (choice >= shape.tokens * shape.topk) return;
+  const std::int64_t row = inverse[choice] * hidden;
+  const std::int64_t token = choice / shape.topk * hidden;
+  const float weight = widen(weights[choice]);
+  float sum = 0;
+  for (std::int64_t column = threadIdx.x * N; column < hidden; column += kLanes * N) {
+    const auto grad = load<N>(grads + token + column);
+    const auto result = load<N>(results + row + column);
+    Vector<T, N> scaled;
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      const float g = widen(grad.at[i]);
+      scaled.at[i] = narrow<T>(__fmul_rn(g, weight));
+      sum = __fmaf_rn(g, widen(result.at[i]), sum);
+    }
+    store(of_results + row + column, scaled);
+  }
+  for (int offset = kLanes / 2; offset > 0; offset /= 2)
+    sum += __shfl_xor_sync(kAllLanes, sum, offset);
+  if (threadIdx.x == 0) of_weights[choice] = narrow<W>(sum);
+}
+
+// Calls run(width, weights as W*): 16 bytes at once where rows begin aligned.
+template <typename T, typename Run>
+void by_width_and_weight(
+    const void* weights, std::int64_t hidden, bool aligned, bool same_type, const Run& run) {
+  const auto by_weight = [&](auto width) {
+    if (same_type)
+      run(width, static_cast<const T*>(weights));
+    else
+      run(width, static_cast<const float*>(weights));
+  };
+  constexpr int kWide = 16 / sizeof(T);
+  if (hidden % kWide == 0 && aligned)
+    by_weight(std::integral_constant<int, kWide>{});
+  else
+    by_weight(std::integral_constant<int, 1>{});
+}
+
 // A warp chooses for one token.
 template <typename T>
 __global__ void choose(
@@ -168,17 +220,42 @@ cudaError_t combine_choices(const void* results,
                              blocks_of(shape.tokens * hidden / kWidth, kThreads), kThreads, 0,
                              stream, in, inverse, end, of_choices, out, shape, hidden);
     };
-    const auto by_weight = [&](auto width) {
-      if (of_weights == element)
-        run(width, static_cast<const T*>(weights));
-      else
-        run(width, static_cast<const float*>(weights));
+    constexpr int kWide = 16 / sizeof(T);
+    by_width_and_weight<T>(weights, hidden, is_aligned<T, kWide>(in) && is_aligned<T, kWide>(out),
+                           of_weights == element, run);
+  });
+}
+
+cudaError_t combine_choices_backward(const void* grads,
+                                     const void* results,
+                                     const std::int64_t* inverse,
+                                     const void* weights,
+                                     void* grads_of_results,
+                                     void* grads_of_weights,
+                                     ChoicesShape shape,
+                                     std::int64_t hidden,
+                                     Element element,
+                                     Element of_weights,
+                                     cudaStream_t stream) {
+  constexpr unsigned kChoices = 8;  // of a block
+  return by_element(element, [&](auto* none) {
+    using T = std::remove_pointer_t<decltype(none)>;
+    const auto* of_tokens = static_cast<const T*>(grads);
+    const auto* in = static_cast<const T*>(results);
+    auto* out = static_cast<T*>(grads_of_results);
+    const auto run = [&](auto width, const auto* of_choices) {
+      constexpr int kWidth = decltype(width)::value;
+      using W = std::remove_cvref_t<decltype(*of_choices)>;
+      const auto blocks = static_cast<unsigned>(ceil_div(shape.tokens * shape.topk, kChoices));
+      (void)launch_dependent(combine_backward<kWidth, T, W>, blocks, dim3(kLanes, kChoices), 0,
+                             stream, of_tokens, in, inverse, of_choices, out,
+                             static_cast<W*>(grads_of_weights), shape, hidden);
     };
     constexpr int kWide = 16 / sizeof(T);
-    if (hidden % kWide == 0 && is_aligned<T, kWide>(in) && is_aligned<T, kWide>(out))
-      by_weight(std::integral_constant<int, kWide>{});
-    else
-      by_weight(std::integral_constant<int, 1>{});
+    by_width_and_weight<T>(
+        weights, hidden,
+        is_aligned<T, kWide>(of_tokens) && is_aligned<T, kWide>(in) && is_aligned<T, kWide>(out),
+        of_weights == element, run);
   });
 }
 

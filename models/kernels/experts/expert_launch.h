@@ -36,6 +36,18 @@ cudaError_t combine_choices(const void* results,
                             Element of_weights,
                             cudaStream_t stream);
 
+cudaError_t combine_choices_backward(const void* grads,  // [tokens, hidden]
+                                     const void* results,
+                                     const std::int64_t* inverse,
+                                     const void* weights,
+                                     void* grads_of_results,
+                                     void* grads_of_weights,
+                                     ChoicesShape shape,
+                                     std::int64_t hidden,
+                                     Element element,
+                                     Element of_weights,
+                                     cudaStream_t stream);
+
 cudaError_t choose_experts(const void* logits,
                            std::int64_t* experts,
                            void* weights,

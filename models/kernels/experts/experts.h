@@ -44,6 +44,23 @@ at::Tensor combine_choices_cuda(const at::Tensor& results,
                                 const at::Tensor& weights,
                                 const at::Tensor& end);
 
+// The gradients of combine_choices() without `end` by its results and weights, of their shapes and
+// dtypes. grads [tokens, hidden] is of its result. Products and sums are in fp32 on a GPU, a
+// weight's sum in an order that is the same each time.
+struct ChoiceGradients {
+  at::Tensor results{};
+  at::Tensor weights{};
+};
+ChoiceGradients combine_choices_backward_cuda(const at::Tensor& grads,
+                                              const at::Tensor& results,
+                                              const at::Tensor& inverse,
+                                              const at::Tensor& weights);
+
+// combine_choices() of results in the order of `places`, differentiable.
+at::Tensor combine_choices_of(const ExpertOrder& places,
+                              const at::Tensor& results,
+                              const at::Tensor& weights);
+
 // The most probable experts, those of equal probability by their number.
 struct ChosenExperts {
   at::Tensor experts{};  // [tokens, topk], int64

@@ -12,6 +12,12 @@ at::Tensor combine_choices_cuda(const at::Tensor&,
                                 const at::Tensor&) {
   no_cuda();
 }
+ChoiceGradients combine_choices_backward_cuda(const at::Tensor&,
+                                              const at::Tensor&,
+                                              const at::Tensor&,
+                                              const at::Tensor&) {
+  no_cuda();
+}
 ChosenExperts choose_experts(const at::Tensor&, std::int64_t, bool) {
   no_cuda();
 }

@@ -84,6 +84,25 @@ at::Tensor combine_choices_cuda(const at::Tensor& results,
   return y;
 }
 
+ChoiceGradients combine_choices_backward_cuda(const at::Tensor& grads,
+                                              const at::Tensor& results,
+                                              const at::Tensor& inverse,
+                                              const at::Tensor& weights) {
+  const c10::cuda::CUDAGuard device(results.device());
+  const auto of_tokens = grads.contiguous();
+  const auto in = results.contiguous();
+  const auto of_choices = weights.contiguous();
+  const auto shape = shape_of(of_choices);
+  ChoiceGradients gradients{.results = at::empty_like(in), .weights = at::empty_like(of_choices)};
+  if (in.numel() == 0) return gradients;
+  check(launch::combine_choices_backward(
+      of_tokens.const_data_ptr(), in.const_data_ptr(), inverse.const_data_ptr<std::int64_t>(),
+      of_choices.const_data_ptr(), gradients.results.mutable_data_ptr(),
+      gradients.weights.mutable_data_ptr(), shape, in.size(1), expert_element(in),
+      expert_element(of_choices), stream()));
+  return gradients;
+}
+
 ChosenExperts choose_experts(const at::Tensor& logits, std::int64_t topk, bool normalize) {
   const c10::cuda::CUDAGuard device(logits.device());
   const auto in = logits.contiguous();

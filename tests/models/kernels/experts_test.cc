@@ -114,6 +114,55 @@ TEST_F(ExpertKernels, CombineWithoutTheRowsOfOtherRanks) {
                          combine_choices(garbage.cpu(), inverse.cpu(), weights.cpu(), end.cpu())));
 }
 
+// The gradients of combine_choices_of(), beside those of its formula in fp64.
+void expect_gradients_of_combining(at::TensorOptions like, at::ScalarType of_weights) {
+  for (const std::int64_t topk : {1, 3, 8}) {
+    for (const std::int64_t tokens : {0, 1, 65}) {
+      for (const std::int64_t hidden : {20, 33, 2048}) {
+        const auto leaf = [](const at::Tensor& x) { return x.detach().clone().requires_grad_(); };
+        const auto results = leaf(at::randn({tokens * topk, hidden}, like));
+        const auto weights = leaf(at::rand({tokens, topk}, like.dtype(of_weights)));
+        const auto order = at::randperm(tokens * topk, like.dtype(at::kLong));
+        const ExpertOrder places{.order = order, .inverse = at::argsort(order)};
+        const auto grad = at::randn({tokens, hidden}, like);
+        const auto y = combine_choices_of(places, results, weights);
+        EXPECT_TRUE(same_bytes(y, combine_choices(results, places.inverse, weights)));
+        y.backward(grad);
+
+        const auto wide_results = leaf(results.to(at::kDouble));
+        const auto wide_weights = leaf(weights.to(at::kDouble));
+        (wide_results.index_select(0, places.inverse) * wide_weights.reshape({-1, 1}))
+            .view({tokens, topk, hidden})
+            .sum(1)
+            .backward(grad.to(at::kDouble));
+        const bool rounds = like.dtype() == at::kBFloat16;
+        const double of_results = rounds ? 4e-3 : 1e-6;  // the rounding of a product
+        EXPECT_TRUE(at::allclose(results.grad().to(at::kDouble), wide_results.grad(), of_results));
+        // A sum of `hidden` products, each rounded.
+        const double of_sums = rounds ? 1e-2 : 1e-5;
+        EXPECT_TRUE(at::allclose(weights.grad().to(at::kDouble), wide_weights.grad(), of_sums,
+                                 of_sums * std::sqrt(static_cast<double>(hidden))))
+            << tokens << " tokens, " << topk << " choices, " << hidden << " columns";
+        EXPECT_EQ(weights.grad().scalar_type(), of_weights);
+      }
+    }
+  }
+}
+
+TEST(CombineChoices, HasTheGradientsOfItsFormulaOnTheHost) {
+  at::manual_seed(3);
+  expect_gradients_of_combining(at::kFloat, at::kFloat);
+  expect_gradients_of_combining(at::kBFloat16, at::kBFloat16);
+  expect_gradients_of_combining(at::kBFloat16, at::kFloat);
+}
+
+TEST_F(ExpertKernels, CombiningHasTheGradientsOfItsFormula) {
+  const at::TensorOptions gpu(at::kCUDA);
+  expect_gradients_of_combining(gpu.dtype(at::kFloat), at::kFloat);
+  expect_gradients_of_combining(gpu.dtype(at::kBFloat16), at::kBFloat16);
+  expect_gradients_of_combining(gpu.dtype(at::kBFloat16), at::kFloat);
+}
+
 // Ties are common among logits in bf16: the lower expert wins.
 TEST_F(ExpertKernels, ChooseTheMostProbable) {
   for (const auto dtype : {at::kBFloat16, at::kFloat}) {
