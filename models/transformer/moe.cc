@@ -4,68 +4,16 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include <algorithm>
-#include <numeric>
-
 #include "distckpt/base/error.h"
 #include "models/kernels/experts/experts.h"
 #include "models/kernels/product/linear.h"
 #include "models/kernels/swiglu.h"
 #include "models/kernels/whole_vectors.h"
 #include "models/tensor_parallel/mappings.h"
+#include "models/transformer/token_dispatcher.h"
 
 namespace ferry::models {
 namespace {
-
-using Counts = std::vector<std::int64_t>;
-
-Counts to_counts(const at::Tensor& tensor) {
-  const auto host = tensor.to(at::kCPU).contiguous();
-  const auto* const begin = host.const_data_ptr<std::int64_t>();
-  return {begin, begin + host.numel()};
-}
-
-std::int64_t sum(const Counts& counts) {
-  return std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
-}
-
-// The rows of each expert, int64.
-at::Tensor counts_of(const at::Tensor& ends) {
-  return at::diff(ends.to(at::kLong), 1, -1, at::zeros({1}, ends.options().dtype(at::kLong)));
-}
-
-// The order that turns `rows` rows sorted by (source, expert), `counts` [sources, experts] of them,
-// into rows sorted by (expert, source).
-at::Tensor experts_first(const at::Tensor& counts, std::int64_t rows) {
-  const auto experts = at::arange(counts.size(1), counts.options().dtype(at::kInt));
-  const auto of_rows = at::repeat_interleave(experts.expand_as(counts).flatten(), counts.flatten(),
-                                             0, rows);  // known, so that nobody asks the device
-  return at::argsort(of_rows, /*stable=*/true, 0, /*descending=*/false);
-}
-
-at::Tensor undo(const at::Tensor& order) {
-  auto back = at::empty_like(order);
-  back.index_put_({order}, at::arange(order.size(0), order.options()));
-  return back;
-}
-
-// Rows in another order. The backward gathers the gradient by the inverse; the backward of
-// index_select would add rows up, on a GPU in any order.
-class Permute : public torch::autograd::Function<Permute> {
- public:
-  static at::Tensor forward(torch::autograd::AutogradContext* context,
-                            const at::Tensor& rows,
-                            const at::Tensor& order,
-                            const at::Tensor& inverse) {
-    context->save_for_backward({inverse});
-    return rows.index_select(0, order);
-  }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
-                                                 const torch::autograd::variable_list& grads) {
-    return {grads[0].index_select(0, context->get_saved_variables()[0]), at::Tensor(),
-            at::Tensor()};
-  }
-};
 
 // The row of a token for each of its choices, in the order of the experts; `inverse` says where
 // each choice went. The gradients of a token's rows are added in the order of its choices.
@@ -87,81 +35,6 @@ class RowsOfChoices : public torch::autograd::Function<RowsOfChoices> {
     return {combine_choices(grads[0], context->get_saved_variables()[0], ones), at::Tensor(),
             at::Tensor(), at::Tensor()};
   }
-};
-
-// Sends a batch of routed rows to the ranks of their experts, and brings the results back.
-class Dispatcher {
- public:
-  // `counts`: rows of this rank for each expert of the layer.
-  Dispatcher(const ModelSetup& setup, const at::Tensor& counts)
-      : ep_(setup.mesh.ep()),
-        etp_(setup.mesh.etp()),
-        bitwise_(setup.alignment() == Alignment::kBitwise) {
-    const auto by_rank = counts.view({ep_.size(), -1});
-    // [etp ranks * sources, local experts]: what every rank sends to this one and its etp peers.
-    const auto arriving = etp_.all_gather(ep_.all_to_all(by_rank.contiguous()));
-    // The host waits for the device here and nowhere else.
-    const auto host = to_counts(at::cat({by_rank.sum(1), arriving.sum(1)}));
-    send_.assign(host.begin(), host.begin() + ep_.size());
-    Counts blocks;  // rows of each etp rank
-    for (int rank = 0; rank < etp_.size(); ++rank) {
-      const auto from = host.begin() + (1 + rank) * ep_.size();
-      const Counts sources(from, from + ep_.size());
-      blocks.push_back(sum(sources));
-      if (rank == etp_.rank()) receive_ = sources;
-    }
-    arrived_ = sum(receive_);
-    block_ = *std::ranges::max_element(blocks);
-    order_ = experts_first(arriving, sum(blocks));
-    inverse_ = undo(order_);
-    ends_ = arriving.sum(0).cumsum(0).to(at::kInt);
-    if (etp_.size() == 1) return;
-    // Blocks are padded to one length while they are gathered.
-    std::vector<at::Tensor> rows;
-    for (int rank = 0; rank < etp_.size(); ++rank) {
-      const auto begin = rank * block_;
-      rows.push_back(at::arange(begin, begin + blocks[static_cast<std::size_t>(rank)], at::kLong));
-    }
-    unpadded_ = at::cat(rows).to(counts.device());
-  }
-
-  // Rows of this rank, by expert -> rows for this rank's experts, those of the first one first.
-  at::Tensor dispatch(const at::Tensor& rows) const {
-    auto arrived = all_to_all(rows, ep_, send_, receive_);
-    if (etp_.size() > 1) {
-      const auto padded = at::constant_pad_nd(arrived, {0, 0, 0, block_ - arrived_});
-      arrived = gather_from_sequence_parallel_region(padded, etp_).index_select(0, unpadded_);
-    }
-    return Permute::apply(arrived, order_, inverse_);
-  }
-
-  // The results of this rank's experts -> the results of this rank's rows, by expert.
-  at::Tensor combine(const at::Tensor& results) const {
-    auto rows = results;
-    if (etp_.size() > 1 && bitwise_)
-      rows = gather_from_tensor_model_parallel_region(rows, etp_, /*replicated=*/false);
-    rows = Permute::apply(rows, inverse_, order_);
-    if (etp_.size() > 1) {
-      const auto padded = at::zeros({etp_.size() * block_, rows.size(1)}, rows.options())
-                              .index_copy(0, unpadded_, rows);
-      const auto mine = bitwise_ ? padded.narrow(0, etp_.rank() * block_, block_)
-                                 : reduce_scatter_to_sequence_parallel_region(padded, etp_);
-      rows = mine.narrow(0, 0, arrived_);
-    }
-    return all_to_all(rows, ep_, receive_, send_);
-  }
-
-  // The end of the rows of each of this rank's experts, int32.
-  const at::Tensor& ends() const { return ends_; }
-
- private:
-  const ProcessGroup& ep_;
-  const ProcessGroup& etp_;
-  bool bitwise_;
-  Counts send_, receive_;  // rows to and from each rank of ep_
-  std::int64_t arrived_ = 0;
-  std::int64_t block_ = 0;  // rows of the etp rank that has the most
-  at::Tensor order_, inverse_, unpadded_, ends_;
 };
 
 }  // namespace
@@ -377,12 +250,16 @@ at::Tensor MoELayer::route_and_compute(const at::Tensor& x, const RouterChoice& 
   const auto routing = router_.forward(x, choice);
   const auto num_experts = setup_.config.num_moe_experts;
   const auto places = expert_order(routing.experts.reshape({-1}), {0, num_experts});
-  const auto rows = RowsOfChoices::apply(x, places.order, places.inverse, topk);
+  const auto rows_of_choices = [&] {
+    return RowsOfChoices::apply(x, places.order, places.inverse, topk);
+  };
   at::Tensor results;
   if (setup_.mesh.ep().size() == 1 && setup_.mesh.etp().size() == 1) {
-    results = experts_.forward(rows, places.ends);
+    results = experts_.forward(rows_of_choices(), places.ends);
   } else {
-    const Dispatcher dispatcher(setup_, counts_of(places.ends));
+    TokenDispatcher dispatcher(setup_, places.ends);
+    const auto rows = rows_of_choices();  // while ranks tell each other how many
+    dispatcher.wait();
     results = dispatcher.combine(experts_.forward(dispatcher.dispatch(rows), dispatcher.ends()));
   }
   return combine_choices_of(places, results, routing.weights);

@@ -25,6 +25,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -138,15 +139,17 @@ def run(mode, options, place, folder):
                                                 "MASTER_PORT": str(port)} | ({"OMP_NUM_THREADS": "1"} if cores else {})) for rank, cores in enumerate(place)]
     said = []
     try:
-        said = [rank.communicate(timeout=options.seconds or None)[1] for rank in ranks]
+        deadline = time.monotonic() + options.seconds if options.seconds else None
+        said = [rank.communicate(timeout=deadline and max(1, deadline - time.monotonic()))[1] for rank in ranks]
     except subprocess.TimeoutExpired:
         for rank in ranks:
             rank.kill()
             rank.wait()
     assert not said or all(rank.returncode == 0 for rank in ranks), said
     steps = [line["data"] for line in read_lines(out / "metrics.jsonl")]
-    steps = [step for step in steps if "timing_s/step" in step][options.warm:]
-    assert steps, f"{mode}: fewer than {options.warm + 1} steps"
+    steps = [step for step in steps if "timing_s/step" in step]
+    assert len(steps) > options.warm, f"{mode}: {len(steps)} steps, of {[step['timing_s/step'] for step in steps]} seconds"
+    steps = steps[options.warm:]
     seconds = sum(step["timing_s/step"] for step in steps)
     spans = read_lines(out / "timeline/timeline_rank1.jsonl")
     first = min(span["start"] for span in spans if span["name"] == "gen" and span["step"] > options.warm)

@@ -5,13 +5,13 @@
 #include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <filesystem>
 #include <string>
 #include <vector>
 
 #include "models/distributed/world.h"
 #include "models/pipeline_forward.h"
+#include "tests/support/files.h"
 #include "tests/support/models/backward.h"
 #include "tests/support/models/naive_load.h"
 
@@ -59,7 +59,7 @@ Result run(const std::filesystem::path& folder, int tp, int cp, const Recompute&
 }
 
 std::filesystem::path model(const std::string& name) {
-  return std::filesystem::path(std::getenv("FERRY_TEST_DATA")) / ("hf_" + name) / "hf";
+  return support::test_data("hf_" + name) / "hf";
 }
 
 using Granularity = Recompute::Granularity;
