@@ -152,11 +152,11 @@ def run(mode, options, place, folder):
     steps = steps[options.warm:]
     seconds = sum(step["timing_s/step"] for step in steps)
     spans = read_lines(out / "timeline/timeline_rank1.jsonl")
-    first = min(span["start"] for span in spans if span["name"] == "gen" and span["step"] > options.warm)
+    first = min((span["start"] for span in spans if span["name"] == "gen" and span["step"] > options.warm), default=math.inf)  # inf: ended before
     last = max(span["end"] for span in read_lines(out / "timeline/timeline_rank0.jsonl"))
     busy = sum(span["end"] - span["start"] for span in spans if span["name"] == "gen" and span["start"] >= first)
     return {"rate": sum(step["perf/total_num_tokens"] for step in steps) / seconds,
-            "trainer": sum(step["timing_s/gen"] for step in steps) / seconds, "rollout": max(0.0, 1 - busy / (last - first)),
+            "trainer": sum(step["timing_s/gen"] for step in steps) / seconds, "rollout": max(0.0, 1 - busy / (last - first)) if last > first else math.nan,
             "gen": busy / len(steps), "learn": sum(step["timing_s/step"] - step["timing_s/gen"] for step in steps) / len(steps),
             "steps": len(steps), "mean": sum(step["response_length/mean"] for step in steps) / len(steps), "max": max(step["response_length/max"] for step in steps)}
 

@@ -1,3 +1,5 @@
+#include <cooperative_groups.h>
+
 #include <cmath>
 
 #include "models/kernels/attention/attention_tiles.cuh"
@@ -10,11 +12,17 @@
 // columns that one lane of that instruction holds. Work that flash leaves to one warp is shared out
 // over four where no order is lost: scores by keys, the result by channels, the chains of sums by
 // rows.
+//
+// Where the order does not matter and there are few rows, the blocks of a cluster share out the
+// keys of a sequence (Dao et al. 2023, Flash-Decoding), and join what they have through each
+// other's shared memory.
 namespace ferry::models::launch {
 namespace {
 
 constexpr int kWarps = 4;
 constexpr int kThreads = kWarps * kLanes;
+constexpr int kMostShares = 8;          // blocks that every GPU has as a cluster
+constexpr int kLeastBlocksOfShare = 4;  // of keys, that are worth joining
 
 template <int kDim, int kKeys, int kStages>
 struct Shared {
@@ -24,6 +32,14 @@ struct Shared {
   float exact[kRows][kKeys + kQuad];                 // before that, as they are summed
   float maximum[kWarps][kRows];
   float inverse_sum[kRows];
+};
+
+// What a block of a cluster has of a sequence's keys: it lies where keys did.
+template <int kDim>
+struct Share {
+  float result[kRows][kDim];  // of weights relative to the maximum
+  float maximum[kRows];
+  float sum[kRows];
 };
 
 struct PagedArguments {
@@ -68,8 +84,63 @@ __device__ void load_block(const PagedArguments& a,
   }
 }
 
-// kStages: blocks of keys in shared memory, all but one of which are on their way.
-template <int kDim, int kKeys, int kStages>
+// Joins the shares of a cluster's blocks, in their order: each block a part of the result. Shares
+// from `count` on are of no keys.
+template <int kDim>
+__device__ void join_shares(const PagedArguments& a,
+                            Share<kDim>& mine,
+                            int count,
+                            int rows,
+                            int group_row,
+                            __nv_bfloat16* to) {
+  const auto cluster = cooperative_groups::this_cluster();
+  cluster.sync();
+  const int blocks = static_cast<int>(cluster.num_blocks());
+  const int first = static_cast<int>(cluster.block_rank()) * kThreads;
+  for (int i = first + static_cast<int>(threadIdx.x); i < rows * kDim / 2; i += blocks * kThreads) {
+    const int row = i / (kDim / 2);
+    const int channel = i % (kDim / 2) * 2;
+    float maxima[kMostShares];
+    float sums[kMostShares];
+    float2 values[kMostShares];
+    float maximum = -INFINITY;
+#pragma unroll
+    for (int block = 0; block < kMostShares; ++block) {  // all on their way at once
+      if (block >= count) break;
+      const auto& share = *cluster.map_shared_rank(&mine, block);
+      maxima[block] = share.maximum[row];
+      sums[block] = share.sum[row];
+      values[block] = *reinterpret_cast<const float2*>(&share.result[row][channel]);
+    }
+#pragma unroll
+    for (int block = 0; block < kMostShares; ++block) {
+      if (block >= count) break;
+      maximum = fmaxf(maximum, maxima[block]);
+    }
+    float sum = 0;
+    float low = 0;
+    float high = 0;
+#pragma unroll
+    for (int block = 0; block < kMostShares; ++block) {
+      if (block >= count) break;
+      const float factor = exp2f((maxima[block] - maximum) * a.scale_log2);
+      sum += factor * sums[block];
+      low += factor * values[block].x;
+      high += factor * values[block].y;
+    }
+    if (a.sinks != nullptr)
+      sum += exp2f(widen(a.sinks[group_row + row]) * static_cast<float>(M_LOG2E) -
+                   maximum * a.scale_log2);
+    const float factor = sum == 0 || sum != sum ? 1.0F : 1.0F / sum;
+    *reinterpret_cast<__nv_bfloat162*>(to + row * kDim + channel) =
+        __floats2bfloat162_rn(low * factor, high * factor);
+  }
+  cluster.sync();  // until here others read
+}
+
+// kStages: blocks of keys in shared memory, all but one of which are on their way. kShares: the
+// blocks of a cluster each have a part of the keys.
+template <int kDim, int kKeys, int kStages, bool kShares>
 __global__ __launch_bounds__(kThreads) void paged_attention_kernel(PagedArguments a) {
   constexpr int kKeysOfWarp = kKeys / kWarps;
   constexpr int kScoreTiles = kKeysOfWarp / kColumns;
@@ -85,8 +156,11 @@ __global__ __launch_bounds__(kThreads) void paged_attention_kernel(PagedArgument
   const int sequence = static_cast<int>(blockIdx.y);
   const int heads_of_group = shape.heads / shape.groups;
   const int tiles = ceil_div(heads_of_group, kRows);
-  const int group = static_cast<int>(blockIdx.x) / tiles;
-  const int first_row = static_cast<int>(blockIdx.x) % tiles * kRows;
+  const int shares =
+      kShares ? static_cast<int>(cooperative_groups::this_cluster().num_blocks()) : 1;
+  const int tile_of_row = static_cast<int>(blockIdx.x) / shares;
+  const int group = tile_of_row / tiles;
+  const int first_row = tile_of_row % tiles * kRows;
   const int rows = min(kRows, heads_of_group - first_row);
   const std::int64_t first_head =
       static_cast<std::int64_t>(sequence) * shape.heads + group * heads_of_group + first_row;
@@ -103,8 +177,16 @@ __global__ __launch_bounds__(kThreads) void paged_attention_kernel(PagedArgument
   }
   const auto* const table = a.block_tables + static_cast<std::int64_t>(sequence) * shape.max_blocks;
   const int first_key = shape.window > 0 ? max(0, length - shape.window) : 0;
-  const int last_block = (length - 1) / kKeys;
-  const int first_block = first_key / kKeys;
+  int last_block = (length - 1) / kKeys;
+  int first_block = first_key / kKeys;
+  int shares_with_keys = 1;
+  if constexpr (kShares) {
+    const int of_share = max(kLeastBlocksOfShare, ceil_div(last_block - first_block + 1, shares));
+    shares_with_keys = ceil_div(last_block - first_block + 1, of_share);
+    last_block -= static_cast<int>(blockIdx.x) % shares * of_share;
+    if (shares_with_keys == 1 && last_block < first_block) return;  // nobody reads its share
+    first_block = max(first_block, last_block - of_share + 1);
+  }
   // The copies of each block form one group; blocks before the first get an empty group.
   const auto load = [&](int block) {
     const int stage = (last_block - block) % kStages;
@@ -245,6 +327,30 @@ __global__ __launch_bounds__(kThreads) void paged_attention_kernel(PagedArgument
   if (sums) {
     for (int distance = kQuad / 2; distance > 0; distance /= 2)
       sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, distance));
+  }
+  if (kShares && shares_with_keys > 1) {
+    static_assert(sizeof(Share<kDim>) <= sizeof(shared.key));
+    auto& mine = *reinterpret_cast<Share<kDim>*>(shared.key);
+    wait_for_all_but<0>();
+    __syncthreads();  // all have read their keys
+#pragma unroll
+    for (int tile = 0; tile < kResultTiles; ++tile) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int channel = warp * kChannelsOfWarp + tile * kColumns + quad_lane * 2;
+        *reinterpret_cast<float2*>(&mine.result[quad_row + half * 8][channel]) =
+            make_float2(result[tile][half * 2], result[tile][half * 2 + 1]);
+      }
+    }
+    if (sums && thread % kQuad == 0) {
+      mine.maximum[summed_row] = summed_maximum;
+      mine.sum[summed_row] = sum;
+    }
+    join_shares<kDim>(a, mine, shares_with_keys, rows, group * heads_of_group + first_row,
+                      a.result + first_head * kDim);
+    return;
+  }
+  if (sums) {
     if (a.sinks != nullptr && summed_row < rows) {
       const float sink = widen(a.sinks[group * heads_of_group + first_row + summed_row]);
       sum += exp2f(sink * static_cast<float>(M_LOG2E) - summed_maximum * a.scale_log2);
@@ -268,17 +374,22 @@ __global__ __launch_bounds__(kThreads) void paged_attention_kernel(PagedArgument
   }
 }
 
-template <int kDim, int kKeys, int kStages>
-cudaError_t launch_kernel(const PagedArguments& arguments, dim3 grid, cudaStream_t stream) {
+template <int kDim, int kKeys, int kStages, bool kShares = false>
+cudaError_t launch_kernel(const PagedArguments& arguments,
+                          dim3 grid,
+                          cudaStream_t stream,
+                          unsigned cluster = 1) {
   constexpr int kBytes = sizeof(Shared<kDim, kKeys, kStages>);
-  const auto kernel = paged_attention_kernel<kDim, kKeys, kStages>;
+  const auto kernel = paged_attention_kernel<kDim, kKeys, kStages, kShares>;
   const auto error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (error != cudaSuccess) return error;
-  return launch_dependent(kernel, grid, kThreads, kBytes, stream, arguments);
+  grid.x *= cluster;
+  return launch_dependent_clusters(kernel, cluster, grid, kThreads, kBytes, stream, arguments);
 }
 
-// Few thread blocks have a multiprocessor to themselves, and hide the memory's latency alone.
+// Few thread blocks have a multiprocessor to themselves, and hide the memory's latency alone, or
+// are clusters that fill about two of each.
 template <int kDim, int kKeys>
 cudaError_t launch_paged_attention(const PagedArguments& arguments, cudaStream_t stream) {
   constexpr int kMultiprocessors = 132;
@@ -288,6 +399,12 @@ cudaError_t launch_paged_attention(const PagedArguments& arguments, cudaStream_t
                   static_cast<unsigned>(shape.sequences));
   const int blocks = shape.groups * tiles * shape.sequences;
   constexpr int kMostStages = kDim == 256 ? 3 : 6;  // of shared memory
+  int cluster = 1;
+  while (cluster < kMostShares && blocks * cluster <= kMultiprocessors) cluster *= 2;
+  if (!shape.in_order && cluster > 1 &&
+      shape.max_blocks * kCacheBlock > kLeastBlocksOfShare * kKeys)
+    return launch_kernel<kDim, kKeys, 3, true>(arguments, grid, stream,
+                                               static_cast<unsigned>(cluster));
   if (blocks <= kMultiprocessors)
     return launch_kernel<kDim, kKeys, kMostStages>(arguments, grid, stream);
   if (blocks <= 2 * kMultiprocessors) return launch_kernel<kDim, kKeys, 3>(arguments, grid, stream);

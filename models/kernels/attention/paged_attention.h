@@ -1,5 +1,6 @@
 // Attention of decoded rows, one of each sequence, to keys and values that lie in blocks of a cache
-// (Kwon et al. 2023, PagedAttention). A row has the bits that attention() in attention.h gives it.
+// (Kwon et al. 2023, PagedAttention). In kBitwise a row has the bits that attention() in
+// attention.h gives it.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -46,7 +46,8 @@ at::Tensor paged_attention_cuda(const at::Tensor& query,
        .dim = static_cast<int>(query.size(2)),
        .max_blocks = static_cast<int>(keys.block_tables.stride(0)),
        .window = static_cast<int>(options.window.value_or(0)),
-       .scale = static_cast<float>(options.scale)},
+       .scale = static_cast<float>(options.scale),
+       .in_order = options.alignment == Alignment::kBitwise},
       stream()));
   return result;
 }

@@ -77,6 +77,29 @@ __device__ inline void wait_for_inputs() {
 __device__ inline void release_dependents() {
   asm volatile("griddepcontrol.launch_dependents;");
 }
+// `cluster`: blocks, neighbours along x, that form a cluster each; 1: none do.
+template <typename... Parameters, typename... Arguments>
+cudaError_t launch_dependent_clusters(void (*kernel)(Parameters...),
+                                      unsigned cluster,
+                                      dim3 blocks,
+                                      dim3 threads,
+                                      std::size_t shared_bytes,
+                                      cudaStream_t stream,
+                                      Arguments... arguments) {
+  cudaLaunchAttribute attributes[2]{};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {.x = cluster, .y = 1, .z = 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = blocks;
+  config.blockDim = threads;
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  config.attrs = attributes;
+  config.numAttrs = cluster > 1 ? 2 : 1;
+  return cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...);
+}
 template <typename... Parameters, typename... Arguments>
 cudaError_t launch_dependent(void (*kernel)(Parameters...),
                              dim3 blocks,
@@ -84,17 +107,7 @@ cudaError_t launch_dependent(void (*kernel)(Parameters...),
                              std::size_t shared_bytes,
                              cudaStream_t stream,
                              Arguments... arguments) {
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = blocks;
-  config.blockDim = threads;
-  config.dynamicSmemBytes = shared_bytes;
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  return cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...);
+  return launch_dependent_clusters(kernel, 1, blocks, threads, shared_bytes, stream, arguments...);
 }
 
 // Calls `launch` with a null pointer of the element's type.

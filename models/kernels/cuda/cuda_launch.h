@@ -208,6 +208,7 @@ struct PagedAttentionShape {
   int max_blocks = 0;  // columns of the block tables
   int window = 0;      // keys that a row sees at most, its own among them; 0: all
   float scale = 1;
+  bool in_order = true;  // as flash adds up; else few rows share out their keys over blocks
 };
 cudaError_t paged_attention(const void* query,
                             const void* key,

@@ -55,6 +55,41 @@ TEST_F(GenerationKernels, DecodedRowsAreThoseOfThePrefill) {
     }
 }
 
+// Few rows share out their keys, so that their bits are not the prefill's.
+TEST_F(GenerationKernels, FewDecodedRowsThatShareOutTheirKeysAreNearThoseOfProducts) {
+  constexpr std::int64_t kMaxBlocks = 140;
+  const auto ints = at::TensorOptions().dtype(at::kInt);
+  for (const auto& [heads, groups, dim] : {Heads{12, 2, 128}, Heads{32, 8, 128}, Heads{40, 2, 128},
+                                           Heads{14, 2, 64}, Heads{64, 8, 64}, Heads{16, 2, 256}})
+    for (const auto& lengths :
+         {std::vector<std::int64_t>{8900}, {1, 0, 65, 513, 1024, 4100, 8960, 17}})
+      for (const bool windowed : {false, true})
+        for (const bool sinks : {false, true}) {
+          const auto sequences = static_cast<std::int64_t>(lengths.size());
+          AttentionOptions options{.scale = 0.08, .alignment = Alignment::kFast};
+          if (windowed) options.window = 300;
+          if (sinks) options.sinks = random({heads}) * 4;
+          const auto query = random({sequences, heads, dim});
+          PagedKeys keys{.key = random({sequences * kMaxBlocks, 64, groups, dim}),
+                         .value = random({sequences * kMaxBlocks, 64, groups, dim})};
+          keys.block_tables =
+              at::randperm(sequences * kMaxBlocks, ints).view({sequences, kMaxBlocks}).cuda();
+          keys.lengths = at::tensor(lengths, ints).cuda();
+          const auto got = paged_attention_cuda(query, keys, options);
+          EXPECT_TRUE(same_bytes(paged_attention_cuda(query, keys, options), got));
+          const auto wide = [](const at::Tensor& x) { return x.to(at::kFloat); };
+          PagedKeys exact = keys;
+          exact.key = wide(keys.key);
+          exact.value = wide(keys.value);
+          if (sinks) options.sinks = wide(options.sinks);
+          auto expected = paged_attention_by_products(wide(query), exact, options);
+          expected.masked_fill_((keys.lengths == 0).view({-1, 1, 1}), 0);
+          EXPECT_TRUE(at::allclose(wide(got), expected, 2e-2, 4e-3))
+              << heads << " heads of " << dim << ", " << sequences << " sequences, "
+              << (wide(got) - expected).abs().max().item<float>();
+        }
+}
+
 TEST_F(GenerationKernels, RowsGoIntoTheirSlotsOrNowhere) {
   const auto key = random({5, 2, 64});
   const auto value = random({5, 2, 3, 128}).select(2, 1);  // not contiguous
