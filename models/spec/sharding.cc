@@ -284,8 +284,6 @@ void check_fits(const TransformerConfig& config, const MeshShape& mesh) {
           "tp is {}, and norms of queries and keys over all heads take at most as many ranks as "
           "there are query groups, {}",
           mesh.tp(), config.num_query_groups);
-  require(!config.has_linear_attention() || mesh.cp() == 1, ErrorKind::kUsage,
-          "cp is {}, and a gated delta net takes whole sequences: set it to 1 (--cp 1)", mesh.cp());
   require(config.num_moe_experts > 0 || mesh.ep() == 1, ErrorKind::kUsage,
           "ep is {}, and the model has no experts", mesh.ep());
   for (const auto alignment : {Alignment::kFast, Alignment::kBitwise}) {
@@ -297,6 +295,9 @@ void check_fits(const TransformerConfig& config, const MeshShape& mesh) {
                                    : mesh.etp());
     }
   }
+  require(config.linear_num_key_heads % (mesh.tp() * mesh.cp()) == 0, ErrorKind::kUsage,
+          "{} key heads of linear attention cannot be split by tp {} and then by cp {}",
+          config.linear_num_key_heads, mesh.tp(), mesh.cp());
   const auto stages = pipeline_stages(mesh.parallel(), static_cast<int>(config.num_layers),
                                       static_cast<int>(config.mtp_num_layers));
   for (std::size_t i = 0; i < stages.mtp.size(); ++i) {

@@ -123,6 +123,13 @@ at::Tensor all_to_all(const at::Tensor& x,
       });
 }
 
+at::Tensor all_to_all_sequence_to_hidden(const at::Tensor& x, const ProcessGroup& group) {
+  if (group.size() == 1) return x;
+  return Mapped::apply(
+      x, [&group](const at::Tensor& t) { return group.all_to_all(stacked(t, group.size())); },
+      [&group](const at::Tensor& t) { return side_by_side(group.all_to_all(t), group.size()); });
+}
+
 at::Tensor all_to_all_hidden_to_sequence(const at::Tensor& x, const ProcessGroup& group) {
   if (group.size() == 1) return x;
   return Mapped::apply(

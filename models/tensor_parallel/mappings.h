@@ -37,6 +37,9 @@ at::Tensor all_to_all(const at::Tensor& x,
                       const ProcessGroup& group,
                       const std::vector<std::int64_t>& send_rows = {},
                       const std::vector<std::int64_t>& receive_rows = {});
+// [n, channels] -> [n * size, channels/size]: gathers rows and scatters channels. Nothing is
+// summed.
+at::Tensor all_to_all_sequence_to_hidden(const at::Tensor& x, const ProcessGroup& group);
 // [n, channels/size] -> [n/size, channels]: scatters rows and gathers channels. Nothing is summed.
 at::Tensor all_to_all_hidden_to_sequence(const at::Tensor& x, const ProcessGroup& group);
 

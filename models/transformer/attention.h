@@ -1,6 +1,6 @@
 // Attention: grouped queries, whose results a gate may scale (Qwen3-Next), multi-latent (DeepSeek),
 // or linear, by a gated delta net. Tensor parallel ranks hold different heads; context parallel
-// ranks gather keys and values.
+// ranks gather keys and values, or exchange tokens for heads (delta nets).
 #pragma once
 
 #include <ATen/core/Tensor.h>

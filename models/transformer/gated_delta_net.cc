@@ -10,11 +10,12 @@
 #include "models/kernels/delta/delta_rule.h"
 #include "models/kernels/product/linear.h"
 #include "models/kernels/whole_vectors.h"
+#include "models/tensor_parallel/mappings.h"
 
 namespace ferry::models {
 namespace {
 
-// The projected rows of some tokens, in the sizes of one rank.
+// The input of the rule at some tokens, of some of the heads.
 struct ProjectedRows {
   at::Tensor mixed;  // [tokens, channels]: query, key, value
   at::Tensor decay;  // [tokens, heads], fp32
@@ -51,27 +52,20 @@ class GatedDeltaNet : public Attention {
 
   at::Tensor forward(const at::Tensor& normed, const LayerContext& context) const override {
     const auto x = setup_.tensor_parallel.enter(normed);
-    const auto project = [&](Part part) {
-      return linear_slice(x, in_proj_[part], {}, setup_.alignment());
-    };
-    const auto alpha = project(kAlpha);
-    const auto beta = project(kBeta);
-    const auto z = project(kZ);
-    const auto decay = [&] {
-      return -a_log_.to(at::kFloat).exp() * models::softplus(alpha.to(at::kFloat) + dt_bias_);
-    };
-    const auto mixed = at::cat({project(kQuery), project(kKey), project(kValue)}, 1);
-    const auto gated = [&](const at::Tensor& attended) {
-      const auto channels = setup_.config.linear_value_head_dim;
-      return gated_rms_norm(attended.reshape({-1, channels}), z.reshape({-1, channels}), out_norm_,
-                            setup_.config.layernorm_epsilon)
-          .view({x.size(0), -1});
-    };
-    const auto rows = [&] {
-      return ProjectedRows{.mixed = mixed, .decay = decay(), .beta = models::sigmoid(beta)};
-    };
-    if (context.inference == nullptr)
-      return out_proj_.forward(gated(of_batch(rows(), *context.batch)));
+    Parts parts;
+    for (std::size_t i = 0; i < parts.size(); ++i)
+      parts[i] = linear_slice(x, in_proj_[i], {}, setup_.alignment());
+    if (context.inference == nullptr) {
+      const auto& batch = *context.batch;
+      const auto mine = of_my_heads(parts, batch);
+      const auto output = norm_and_gate(of_batch(rows_of(mine), batch), mine[kZ]);
+      return out_proj_.forward(
+          all_to_all_hidden_to_sequence(batch.in_rank_order(output), setup_.mesh.cp()));
+    }
+    const auto& z = parts[kZ];
+    const auto mixed = mixed_of(parts);
+    const auto rows = [&] { return rows_of(parts); };
+    const auto gated = [&](const at::Tensor& attended) { return norm_and_gate(attended, z); };
     const auto& step_rows = context.inference->linear_rows();
     const auto& states = context.inference->linear_states(layer_);
     if (!has_kernels(mixed)) return out_proj_.forward(gated(step(rows(), step_rows, states)));
@@ -81,8 +75,8 @@ class GatedDeltaNet : public Attention {
                                             : at::zeros_like(z);  // padding rows, too
     delta_step_cuda({.mixed = mixed,
                      .conv_weight = conv_weight(),
-                     .alpha = alpha,
-                     .beta = beta,
+                     .alpha = parts[kAlpha],
+                     .beta = parts[kBeta],
                      .a_log = a_log_,
                      .dt_bias = dt_bias_,
                      .gate = z,
@@ -98,7 +92,8 @@ class GatedDeltaNet : public Attention {
  private:
   enum Part : std::uint8_t { kQuery, kKey, kValue, kZ, kBeta, kAlpha };
   static constexpr std::array<const char*, 6> kParts{"query", "key", "value", "z", "beta", "alpha"};
-  static constexpr std::size_t kConvolved = 3;  // query, key, value
+  static constexpr std::size_t kConvolved = 3;          // query, key, value
+  using Parts = std::array<at::Tensor, kParts.size()>;  // [tokens, channels] each
 
   bool has_kernels(const at::Tensor& mixed) const {
     const auto& config = setup_.config;
@@ -106,18 +101,66 @@ class GatedDeltaNet : public Attention {
            delta_cuda_supports(mixed, config.linear_key_head_dim, config.linear_value_head_dim);
   }
 
-  at::Tensor conv_weight() const { return at::cat({conv1d_[0], conv1d_[1], conv1d_[2]}); }
+  // A tensor's share of this rank among context parallel ones, by heads along its first dimension.
+  at::Tensor my_share(const at::Tensor& of_heads) const {
+    const auto& cp = setup_.mesh.cp();
+    const auto share = of_heads.size(0) / cp.size();
+    return of_heads.narrow(0, cp.rank() * share, share);
+  }
+
+  at::Tensor conv_weight() const {
+    return at::cat({my_share(conv1d_[0]), my_share(conv1d_[1]), my_share(conv1d_[2])});
+  }
+
+  // All heads of this rank's tokens -> its share of the heads, of all tokens of the pack
+  // (Megatron-Core ssm/gated_delta_net/gdn.py).
+  Parts of_my_heads(const Parts& parts, const SequencePartition& batch) const {
+    const auto& cp = setup_.mesh.cp();
+    if (cp.size() == 1) return parts;
+    std::vector<at::Tensor> shares;
+    std::vector<std::int64_t> widths;
+    for (const auto& part : parts) widths.push_back(part.size(1) / cp.size());
+    for (int rank = 0; rank < cp.size(); ++rank) {
+      for (std::size_t i = 0; i < parts.size(); ++i)
+        shares.push_back(parts[i].narrow(1, rank * widths[i], widths[i]));
+    }
+    const auto all = batch.in_pack_order(all_to_all_sequence_to_hidden(at::cat(shares, 1), cp));
+    const auto split = all.split_with_sizes(widths, 1);
+    Parts mine;
+    for (std::size_t i = 0; i < mine.size(); ++i) mine[i] = split[i].contiguous();
+    return mine;
+  }
+
+  static at::Tensor mixed_of(const Parts& parts) {
+    return at::cat({parts[kQuery], parts[kKey], parts[kValue]}, 1);
+  }
+
+  ProjectedRows rows_of(const Parts& parts) const {
+    const auto rate = my_share(-a_log_.to(at::kFloat).exp());
+    return {.mixed = mixed_of(parts),
+            .decay = rate * models::softplus(parts[kAlpha].to(at::kFloat) + my_share(dt_bias_)),
+            .beta = models::sigmoid(parts[kBeta])};
+  }
+
+  // -> [tokens, channels of all heads]
+  at::Tensor norm_and_gate(const at::Tensor& attended, const at::Tensor& z) const {
+    const auto channels = setup_.config.linear_value_head_dim;
+    return gated_rms_norm(attended.reshape({-1, channels}), z.reshape({-1, channels}), out_norm_,
+                          setup_.config.layernorm_epsilon)
+        .view(z.sizes());
+  }
 
   // Convolved rows of sequences, [sequences, tokens, ..].
   DeltaRows delta_rows(const ProjectedRows& rows) const {
     const auto& config = setup_.config;
-    const auto keys = in_proj_[kKey].size(0);
+    const auto values = rows.decay.size(2) * config.linear_value_head_dim;
+    const auto keys = (rows.mixed.size(2) - values) / 2;
     const auto heads = [&](std::int64_t begin, std::int64_t channels, std::int64_t dim) {
       return rows.mixed.narrow(2, begin, channels).unflatten(2, {channels / dim, dim});
     };
     return {.query = heads(0, keys, config.linear_key_head_dim),
             .key = heads(keys, keys, config.linear_key_head_dim),
-            .value = heads(2 * keys, in_proj_[kValue].size(0), config.linear_value_head_dim),
+            .value = heads(2 * keys, values, config.linear_value_head_dim),
             .decay = rows.decay,
             .beta = rows.beta};
   }
@@ -128,27 +171,26 @@ class GatedDeltaNet : public Attention {
   // Each sequence of the batch begins anew -> [tokens, heads, value_dim].
   at::Tensor of_batch(const ProjectedRows& rows, const SequencePartition& batch) const {
     const auto weight = conv_weight();
+    const auto& lengths = batch.padded_lengths();
+    auto mixed = rows.mixed.split_with_sizes(lengths);
+    for (auto& sequence : mixed) sequence = causal_conv1d(sequence, {}, weight);
+    const auto joined = [](const std::vector<at::Tensor>& sequences) {
+      return sequences.size() == 1 ? sequences[0] : at::cat(sequences);
+    };
     if (has_kernels(rows.mixed)) {
-      std::vector<at::Tensor> mixed;
-      std::vector<std::int64_t> lengths;
-      for (const auto& segment : batch.segments()) {
-        lengths.push_back(segment.num_queries);
-        mixed.push_back(causal_conv1d(
-            rows.mixed.narrow(0, segment.query_begin, segment.num_queries), {}, weight));
-      }
-      const ProjectedRows convolved{.mixed = mixed.size() == 1 ? mixed[0] : at::cat(mixed),
-                                    .decay = rows.decay,
-                                    .beta = rows.beta};
+      const ProjectedRows convolved{.mixed = joined(mixed), .decay = rows.decay, .beta = rows.beta};
       return packed_gated_delta_rule(one_sequence(convolved), lengths, {}).output.squeeze(0);
     }
     std::vector<at::Tensor> outputs;
-    for (const auto& segment : batch.segments()) {
-      auto mine = rows.narrow(segment.query_begin, segment.num_queries);
-      mine.mixed = causal_conv1d(mine.mixed, {}, weight);
+    std::int64_t begin = 0;
+    for (std::size_t i = 0; i < lengths.size(); ++i) {
+      auto mine = rows.narrow(begin, lengths[i]);
+      mine.mixed = mixed[i];
       outputs.push_back(
           chunk_gated_delta_rule(one_sequence(mine), {}, setup_.alignment()).output.squeeze(0));
+      begin += lengths[i];
     }
-    return outputs.size() == 1 ? outputs[0] : at::cat(outputs);
+    return joined(outputs);
   }
 
   // The sequences of a step that begin or have several rows; the other rows' results are zeros.

@@ -1,7 +1,8 @@
 // Linear attention by a gated delta net (Qwen3-Next, Qwen3.5; Megatron-Core
 // ssm/gated_delta_net.py): queries, keys and values pass a short convolution, the gated delta rule
 // reads and writes the state, and a norm with a gate follows. Tensor parallel ranks hold different
-// key heads, and the value heads that belong to them.
+// key heads, and the value heads that belong to them. Context parallel ranks project their own
+// tokens, and compute all tokens of a share of these heads.
 #pragma once
 
 #include <cstdint>

@@ -60,6 +60,8 @@ SequencePartition::SequencePartition(const PackedSequences& pack, const Parallel
   const auto unit = static_cast<std::int64_t>(mesh.shape().tp()) * (cp == 1 ? 1 : 2 * cp);
   const auto padded = distckpt::round_up(num_tokens_, unit);
   if (padded > num_tokens_) ends.push_back(padded);
+  for (std::size_t i = 0; i + 1 < ends.size(); ++i)
+    padded_lengths_.push_back(ends[i + 1] - ends[i]);
 
   const auto host = at::TensorOptions().dtype(at::kLong);
   auto positions = at::empty({padded}, host);
@@ -105,16 +107,14 @@ SequencePartition::SequencePartition(const PackedSequences& pack, const Parallel
   positions_ = positions.to(device).index_select(-1, rows_);
   if (cp == 1) return;
 
-  auto order = at::empty({padded}, host);  // where each token of the pack lies in the gathered ones
-  std::int64_t at = 0;
+  std::vector<at::Tensor> of_ranks;  // where each of the gathered tokens lies in the pack
   for (int rank = 0; rank < cp; ++rank) {
-    for (const auto& piece : pieces_of(rank, cp, padded)) {
-      order.narrow(0, piece.begin, piece.end - piece.begin)
-          .copy_(at::arange(at, at + piece.end - piece.begin, host));
-      at += piece.end - piece.begin;
-    }
+    for (const auto& piece : pieces_of(rank, cp, padded))
+      of_ranks.push_back(at::arange(piece.begin, piece.end, host));
   }
-  order_ = order.to(device);
+  const auto order = at::cat(of_ranks);
+  rank_order_ = order.to(device);
+  pack_order_ = order.argsort().to(device);
 }
 
 at::Tensor SequencePartition::local(const at::Tensor& of_pack) const {
@@ -148,7 +148,11 @@ at::Tensor SequencePartition::tokens_behind(std::int64_t distance) const {
 }
 
 at::Tensor SequencePartition::in_pack_order(const at::Tensor& gathered) const {
-  return order_.defined() ? gathered.index_select(0, order_) : gathered;
+  return pack_order_.defined() ? gathered.index_select(0, pack_order_) : gathered;
+}
+
+at::Tensor SequencePartition::in_rank_order(const at::Tensor& of_pack) const {
+  return rank_order_.defined() ? of_pack.index_select(0, rank_order_) : of_pack;
 }
 
 }  // namespace ferry::models

@@ -52,6 +52,8 @@ class SequencePartition {
   // The mask of the scored tokens, on the device.
   const SamplingMask& sampling_mask() const { return sampling_mask_; }
   const std::vector<AttentionSegment>& segments() const { return segments_; }
+  // The tokens of each sequence of the whole pack, and of the padding, if there is some.
+  const std::vector<std::int64_t>& padded_lengths() const { return padded_lengths_; }
 
   // [tokens, ...] of the pack -> [local, ...] of this rank, on its device; padding gives zeros.
   at::Tensor local(const at::Tensor& of_pack) const;
@@ -60,15 +62,19 @@ class SequencePartition {
   // [local of every context parallel rank, in their order, ...] -> [padded, ...], in the order of
   // the pack.
   at::Tensor in_pack_order(const at::Tensor& gathered) const;
+  // The way back: [padded, ...] -> [local of every context parallel rank, ...].
+  at::Tensor in_rank_order(const at::Tensor& of_pack) const;
 
  private:
   std::int64_t num_tokens_ = 0;
   std::vector<std::int64_t> cu_seqlens_;
   at::Tensor padded_;  // the tokens of the pack, filled up
   at::Tensor rows_;    // [local]: where in it this rank's lie
-  at::Tensor tokens_, positions_, scored_, order_;
+  at::Tensor tokens_, positions_, scored_;
+  at::Tensor pack_order_, rank_order_;  // [padded]; undefined: they are the same
   SamplingMask sampling_mask_;
   std::vector<AttentionSegment> segments_;
+  std::vector<std::int64_t> padded_lengths_;
 };
 
 }  // namespace ferry::models

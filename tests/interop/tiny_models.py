@@ -182,6 +182,22 @@ def make_seeing(name, folder):
     getattr(T, family + "ForConditionalGeneration")(config).to(torch.bfloat16).save_pretrained(folder)
 
 
+def make_hybrid_of_four_heads(model, folder):
+    """The committed hybrid of this name with four key heads in place of two, random weights, and no prediction layer."""
+    import torch
+    import transformers as T
+    T.logging.set_verbosity_error()
+    here = os.path.dirname(os.path.abspath(__file__))
+    config = T.AutoConfig.from_pretrained(os.path.join(here, f"../data/hf_{model}/hf"), linear_num_key_heads=4, linear_num_value_heads=8)
+    config.mtp_num_hidden_layers = 0
+    torch.manual_seed(5)
+    network = T.AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape))
+    network.save_pretrained(folder)
+
+
 def wrapped_configs():
     """Models that also see, whose language model is a class of its own below: (class, configuration)."""
     import transformers as T

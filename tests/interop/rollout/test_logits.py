@@ -17,7 +17,7 @@ import hf_reference
 from meshes import covering, layout_of, name_of, prediction_layers, spread
 from ranks import free_port
 from support import DATA, FERRY, HERE, PEERS, ferry, ferry_json, llama_config, run_ok, write_hf
-from tiny_models import make_seeing
+from tiny_models import make_hybrid_of_four_heads, make_seeing
 
 TORCH = FERRY.parent / "ferry-torch"
 pytestmark = pytest.mark.skipif(not TORCH.exists(), reason="this build has no models: configure it with -Dtorch_root")
@@ -27,15 +27,16 @@ DENSE = ["llama", "qwen2", "qwen2_tied", "qwen3", "seed_oss", "glm4", "ernie4_5"
 EXPERTS = ["mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "moonlight", "glm4_moe", "glm4_moe_lite", "olmoe", "minimax_m2", "ernie4_5_moe",
            "kimi_k25"]
 SIX_EXPERTS = ["gpt_oss", "qwen3_vl_moe"]
-HYBRID, HYBRID_EXPERTS = ["qwen3_5"], ["qwen3_next", "qwen3_5_moe"]  # gated delta nets, which context parallelism does not split
+HYBRID, HYBRID_EXPERTS = ["qwen3_5"], ["qwen3_next", "qwen3_5_moe"]  # gated delta nets, whose two key heads one of TP and CP shares out
 
 # Every pair of values of two axes occurs in some setting. The sizes are those of verify's flags; vpp: chunks of a stage.
 DENSE_MESHES = covering(dict(tp=(1, 2, 4), pp=(1, 2), vpp=(1, 2), cp=(1, 2), sp=(False, True), packed=(False, True)),
                         lambda mesh: mesh["vpp"] == 1 or mesh["pp"] > 1)
 EXPERT_MESHES = covering(dict(tp=(1, 2, 4), etp=(1, 2, 4), ep=(1, 2, 4), pp=(1, 2), cp=(1, 2), sp=(False, True), packed=(False, True)))
 SIX_MESHES = covering(dict(tp=(1, 2, 4), etp=(1, 2, 4), ep=(1, 2, 3), pp=(1, 2), cp=(1, 2), sp=(False, True), packed=(False, True)))
-HYBRID_MESHES = covering(dict(tp=(1, 2), pp=(1, 2), sp=(False, True), packed=(False, True)))
-HYBRID_EXPERT_MESHES = covering(dict(tp=(1, 2), etp=(1, 2, 4), ep=(1, 2, 4), pp=(1, 2), sp=(False, True), packed=(False, True)))
+TWO_HEADS = lambda mesh: mesh["tp"] * mesh["cp"] <= 2
+HYBRID_MESHES = covering(dict(tp=(1, 2), pp=(1, 2), cp=(1, 2), sp=(False, True), packed=(False, True)), TWO_HEADS)
+HYBRID_EXPERT_MESHES = covering(dict(tp=(1, 2), etp=(1, 2, 4), ep=(1, 2, 4), pp=(1, 2), cp=(1, 2), sp=(False, True), packed=(False, True)), TWO_HEADS)
 
 
 @pytest.fixture(scope="session")
@@ -101,6 +102,13 @@ def test_every_mesh_gives_the_bits_of_transformers(model, mesh, references):
 def test_the_language_model_of_a_hybrid_that_also_sees(family, references, tmp_path):
     make_seeing(family, tmp_path / "hf")
     for options in ((), ("--tp=2", "--packed")):
+        check_equal(tmp_path / "hf", references(tmp_path / "hf"), *options)
+
+
+@pytest.mark.parametrize("model", HYBRID + HYBRID_EXPERTS)
+def test_tensor_and_context_parallel_ranks_share_out_the_heads_of_delta_nets(model, references, tmp_path):
+    make_hybrid_of_four_heads(model, tmp_path / "hf")
+    for options in (("--tp=2", "--cp=2", "--sp", "--packed"), ("--cp=4",)):
         check_equal(tmp_path / "hf", references(tmp_path / "hf"), *options)
 
 
@@ -353,7 +361,7 @@ def test_meshes_that_do_not_fit_are_refused(references, tmp_path):
     refused("experts.linear_fc1.weight", "etp 5", arguments=(hf("qwen3_moe"), "--reference", references(hf("qwen3_moe")), "--etp", 5))
     refused("layers", arguments=(hf("llama"), "--reference", reference, "--pp", 3))
     refused("no experts", arguments=(hf("llama"), "--reference", reference, "--ep", 2))
-    refused("a gated delta net takes whole sequences", "--cp 1", arguments=(hf("qwen3_5"), "--reference", references(hf("qwen3_5")), "--cp", 2))
+    refused("2 key heads of linear attention", "tp 2", "cp 2", arguments=(hf("qwen3_5"), "--reference", references(hf("qwen3_5")), "--tp", 2, "--cp", 2))
     refused("key heads of linear attention", "tp 3", arguments=(hf("qwen3_5"), "--reference", references(hf("qwen3_5")), "--tp", 3))
     refused("experts", arguments=(hf("mixtral"), "--reference", references(hf("mixtral")), "--ep", 3))
 

@@ -123,7 +123,7 @@ def test_the_first_step_of_gemma_3_too(work):
 def test_the_first_step_of_qwen3_next_too(work):
     world = write_world(work / "world", "Qwen3Next", **HYBRID | {"layer_types": ["linear_attention", "full_attention"]})
     alone = train(world, work / "alone")
-    assert_first_step(work / "ranks", train(world, work / "ranks", 4, **{EP: 2, ROLLOUT_TP: 2, ROLLOUT_EP: 2}), work / "alone", alone)
+    assert_first_step(work / "ranks", train(world, work / "ranks", 4, **{CP: 2, EP: 2, ROLLOUT_TP: 2, ROLLOUT_EP: 2}), work / "alone", alone)
 
 
 # ------------------------------------------------------------------------------------ the same run again, and after a kill

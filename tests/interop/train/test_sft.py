@@ -98,7 +98,7 @@ MESHES = {  # name: (processes, settings)
     "tp2 pp2 dp2": (8, {TP: 2, PP: 2, "data.max_token_len_per_gpu": 96}),
 }
 EP, ETP = "engine.expert_model_parallel_size", "engine.expert_tensor_parallel_size"
-MESHES_OF_EXPERTS = {"alone": (1, {}), "ep2 of dp2": (2, {EP: 2}), "tp2 pp2 ep2": (8, {TP: 2, PP: 2, EP: 2, ETP: 1})}
+MESHES_OF_EXPERTS = {"alone": (1, {}), "cp2 ep2": (2, {CP: 2, EP: 2}), "tp2 pp2 ep2": (8, {TP: 2, PP: 2, EP: 2, ETP: 1})}
 
 
 def assert_losses(ours, theirs):
