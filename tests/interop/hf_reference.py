@@ -126,23 +126,20 @@ def sequences(options, vocabulary):
     return [torch.randint(vocabulary, (int(length),), generator=generator) for length in options.lengths.split(",")]
 
 
-def checkpoint_tensors(model_type, name, tensor):
-    """A parameter under the names that checkpoints have: transformers holds the experts of a layer as one."""
-    mixtral = model_type == "mixtral"
-    if mixtral:
-        name = name.replace(".mlp.", ".block_sparse_moe.")
-    if model_type == "gpt_oss":
-        yield name, tensor
-    elif name.endswith("experts.gate_up_proj"):
-        for e, (gate, up) in enumerate(expert.chunk(2) for expert in tensor):
-            prefix = f"{name.removesuffix('gate_up_proj')}{e}."
-            yield f"{prefix}{'w1' if mixtral else 'gate_proj'}.weight", gate.contiguous()
-            yield f"{prefix}{'w3' if mixtral else 'up_proj'}.weight", up.contiguous()
-    elif name.endswith("experts.down_proj"):
-        for e, expert in enumerate(tensor):
-            yield f"{name.removesuffix('down_proj')}{e}.{'w2' if mixtral else 'down_proj'}.weight", expert.contiguous()
-    else:
-        yield name, tensor
+def as_stored(checkpoint, model, gradients):
+    """{parameter: gradient} -> the same under the names and of the shapes that the checkpoint has, by transformers' own rules for saving. transformers
+    5.17 renames layers of Kimi K2.5 like blocks of its tower, and does not transpose Qwen3-VL's experts back."""
+    from safetensors import safe_open
+    from transformers.core_model_loading import revert_weight_conversion
+    shapes = {}
+    for path in sorted(os.listdir(checkpoint)):
+        if path.endswith(".safetensors"):
+            with safe_open(os.path.join(checkpoint, path), "pt") as file:
+                shapes.update((name, file.get_slice(name).get_shape()) for name in file.keys())
+    reverted = {name.replace("language_model.model.blocks.", "language_model.model.layers."): gradient
+                for name, gradient in revert_weight_conversion(model, gradients).items()}
+    return {name: (gradient if list(gradient.shape) == list(shapes[name]) else gradient.transpose(1, 2)).contiguous()
+            for name, gradient in {**reverted, **gradients}.items() if name in shapes}
 
 
 def main(arguments=None):
@@ -191,10 +188,8 @@ def main(arguments=None):
             tensors[f"logits.{i}"] = output[0].detach().cpu().contiguous()
     tensors.update(kept)
     if options.gradients:
-        for name, parameter in model.named_parameters():
-            if parameter.grad is not None:
-                for stored, gradient in checkpoint_tensors(model.config.model_type, name, parameter.grad.cpu().contiguous()):
-                    tensors[f"gradient.{stored}"] = gradient
+        gradients = {name: parameter.grad.cpu() for name, parameter in model.named_parameters() if parameter.grad is not None}
+        tensors.update((f"gradient.{name}", gradient) for name, gradient in as_stored(options.checkpoint, model, gradients).items())
     regime = {"transformers": transformers.__version__, "torch": torch.__version__, "dtype": options.dtype, "device": options.device,
               "attention": attention, "experts": getattr(model.config, "_experts_implementation", None) or "none",
               "checkpoint": os.path.abspath(options.checkpoint), "threads": torch.get_num_threads()}

@@ -18,12 +18,14 @@ import pytest
 import hf_reference
 from meshes import covering, layout_of, name_of, prediction_layers, spread
 from support import DATA, FERRY
+from tiny_models import make_hybrid_of_four_heads
 
 TOOL = Path(FERRY).parents[1] / "tests" / "gradient_tool"
-DENSE = ["llama", "qwen2", "qwen2_tied", "qwen3", "gemma3_text", "gemma2", "ministral3"]
-EXPERTS = ["mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "moonlight", "glm4_moe", "olmoe", "minimax_m2", "ernie4_5_moe"]
-SIX_EXPERTS = ["gpt_oss"]
-HYBRID = ["qwen3_5", "qwen3_next"]  # which context parallelism does not split
+DENSE = ["llama", "qwen2", "qwen2_tied", "qwen3", "gemma3_text", "gemma2", "ministral3", "seed_oss", "glm4", "ernie4_5", "qwen3_vl", "qwen2_5_vl"]
+EXPERTS = ["mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "moonlight", "glm4_moe", "olmoe", "minimax_m2", "ernie4_5_moe",
+           "glm4_moe_lite", "kimi_k25"]
+SIX_EXPERTS = ["gpt_oss", "qwen3_vl_moe"]
+HYBRID, HYBRID_EXPERTS = ["qwen3_5"], ["qwen3_next", "qwen3_5_moe"]
 
 # Every pair of values of two axes occurs in some setting. Mixtures of experts run in bf16 only where logits are Hugging Face's own:
 # another rounding can send a token to another expert.
@@ -32,11 +34,10 @@ DENSE_MESHES = covering(AXES | dict(vpp=(1, 2)), lambda mesh: mesh["vpp"] == 1 o
 ROUTED = lambda mesh: (mesh["alignment"], mesh["dtype"]) != ("fast", "bfloat16")
 EXPERT_MESHES = covering(AXES | dict(ep=(1, 2, 4), etp=(1, 2, 4)), ROUTED)
 SIX_MESHES = covering(AXES | dict(ep=(1, 2, 6), etp=(1, 2, 4)), ROUTED)
-HYBRID_MESHES = covering(AXES | dict(tp=(1, 2), cp=(1,)), ROUTED)
-
-
-def checkpoint_of(model):
-    return DATA / f"hf_{model}" / "hf"
+# Two key heads of delta nets are shared out by one of TP and CP, four by both.
+TWO_HEADS = lambda mesh: mesh["tp"] * mesh["cp"] <= 2
+HYBRID_MESHES = covering(AXES | dict(tp=(1, 2)), TWO_HEADS)
+HYBRID_EXPERT_MESHES = covering(AXES | dict(tp=(1, 2), ep=(1, 2, 4)), lambda mesh: ROUTED(mesh) and TWO_HEADS(mesh))
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +45,9 @@ def references(tmp_path_factory):
     folder = tmp_path_factory.mktemp("gradients")
 
     @functools.lru_cache(maxsize=None)
-    def make(model, dtype):
-        file = folder / f"{model}_{dtype}.safetensors"
-        hf_reference.main([str(checkpoint_of(model)), str(file), "--dtype", dtype, "--gradients", "--lengths", "24,40,17"])
+    def make(checkpoint, dtype):
+        file = folder / f"{checkpoint.parent.name}_{dtype}.safetensors"
+        hf_reference.main([str(checkpoint), str(file), "--dtype", dtype, "--gradients", "--lengths", "24,40,17"])
         return file
     return make
 
@@ -87,20 +88,42 @@ def cases(models, meshes, each):
     return [pytest.param(model, mesh, id=f"{model}-{name_of(mesh)}") for model, mesh in spread(models, meshes, each)]
 
 
-@pytest.mark.skipif(not TOOL.exists(), reason="this build has no models: configure it with -Dtorch_root")
-@pytest.mark.parametrize("model, mesh", cases(DENSE, DENSE_MESHES, 2) + cases(EXPERTS, EXPERT_MESHES, 2) + cases(SIX_EXPERTS, SIX_MESHES, 1)
-                         + cases(HYBRID, HYBRID_MESHES, 1))
-def test_gradients_are_as_good_as_hugging_faces(model, mesh, references):
-    config = json.loads((checkpoint_of(model) / "config.json").read_text())
+def assert_as_good(checkpoint, mesh, references, floor=1e-7):
+    config = json.loads((checkpoint / "config.json").read_text())
+    config = config.get("text_config", config)
     layout = "" if mesh["pp"] == 1 else layout_of(config["num_hidden_layers"], mesh["pp"], mesh.get("vpp", 1),
                                                   prediction_layers(config))
     sizes = [mesh["tp"], int(mesh["sp"]), mesh["pp"], mesh["cp"], mesh.get("ep", 1), mesh.get("etp", mesh["tp"])]
-    run = subprocess.run([TOOL, checkpoint_of(model), references(model, mesh["dtype"]), references(model, "float64"), mesh["alignment"],
+    run = subprocess.run([TOOL, checkpoint, references(checkpoint, mesh["dtype"]), references(checkpoint, "float64"), mesh["alignment"],
                           *map(str, sizes), mesh["dtype"], layout], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     rows = [json.loads(line) for line in run.stdout.splitlines()]
-    keys = {row["key"] for row in rows}
-    assert any("linear_qkv" in key or "linear_kv_up" in key for key in keys) and "embedding.word_embeddings.weight" in keys
-    # transformers computes the gated delta rule in fp32 whatever the dtype: the reference has errors of its own, which are those of theirs.
-    worse = worse_than_theirs(rows, floor=1e-5 if model in HYBRID else 1e-7)
+    compared = {re.sub(r"layers\.\d+|weight\d+", "", row["key"]) for row in rows}
+    assert any("linear_qkv" in key or "linear_kv_up" in key for key in compared) and "embedding.word_embeddings.weight" in compared
+    assert any(".router.weight" in key for key in compared) == any("expert" in key for key in config)
+    worse = worse_than_theirs(rows, floor)
     assert not worse, worse[:5]
+
+
+WITH_TOOL = pytest.mark.skipif(not TOOL.exists(), reason="this build has no models: configure it with -Dtorch_root")
+# transformers computes the gated delta rule in fp32 whatever the dtype: the reference has errors of its own, which are those of theirs.
+OF_DELTA_RULE = 1e-5
+
+
+@WITH_TOOL
+@pytest.mark.parametrize("model, mesh", cases(DENSE, DENSE_MESHES, 2) + cases(EXPERTS, EXPERT_MESHES, 2) + cases(SIX_EXPERTS, SIX_MESHES, 1))
+def test_gradients_are_as_good_as_hugging_faces(model, mesh, references):
+    assert_as_good(DATA / f"hf_{model}" / "hf", mesh, references)
+
+
+@WITH_TOOL
+@pytest.mark.parametrize("model, mesh", cases(HYBRID, HYBRID_MESHES, 1) + cases(HYBRID_EXPERTS, HYBRID_EXPERT_MESHES, 1))
+def test_those_of_delta_nets_too(model, mesh, references):
+    assert_as_good(DATA / f"hf_{model}" / "hf", mesh, references, OF_DELTA_RULE)
+
+
+@WITH_TOOL
+def test_those_of_delta_nets_whose_heads_tensor_and_context_parallel_ranks_share_out(references, tmp_path):
+    make_hybrid_of_four_heads("qwen3_next", tmp_path / "hf")
+    mesh = dict(alignment="fast", dtype="float32", tp=2, sp=True, pp=1, cp=2, ep=2, etp=1)
+    assert_as_good(tmp_path / "hf", mesh, references, OF_DELTA_RULE)
