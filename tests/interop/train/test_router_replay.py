@@ -1,18 +1,20 @@
 """`ferry train grpo` of a model with experts, whose updates send tokens where they went when their old log-probabilities were computed (R2), or
 where the rollout sent them (R3); and `ferry generate`, whose routes are those of transformers' forward."""
 import json
+import shutil
 
 import pytest
 import torch
-import transformers
 
 from generate_beside_transformers import load, random_prompts
 from ppo_run import ACTOR, PROMPTS, ROLLOUT, settings, train, write_world
 from ranks import TORCH_PROGRAM, finish, start_training
+from sft_run import HYBRID
 from support import DATA, run_ok
 
 pytestmark = pytest.mark.skipif(not TORCH_PROGRAM.exists(), reason="this build has no models: configure it with -Dtorch_root")
 R2, R3 = ({f"{ACTOR}.router_replay.mode": mode} for mode in ("R2", "R3"))
+PP, CP, EP = (f"{ACTOR}.megatron.{kind}_parallel_size" for kind in ("pipeline_model", "context", "expert_model"))
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "norm_topk_prob": True}
 
 
@@ -29,15 +31,32 @@ def test_it_changes_no_byte_where_nothing_was_updated_in_between(world, work):
     assert all(values["actor/ppo_kl"] == 0 for values in alone.values())
 
 
+# Four updates a step.
+UPDATES = {f"{ACTOR}.ppo_mini_batch_size": PROMPTS // 2, f"{ACTOR}.ppo_epochs": 2, f"{ACTOR}.optim.lr": 5e-2, "trainer.total_training_steps": 1}
+
+
 def test_it_replays_where_updates_lie_in_between(world, work):
-    """Four updates a step, and ranks that exchange rows: the first step begins alike, and the ratios that come later are others."""
-    more = {f"{ACTOR}.ppo_mini_batch_size": PROMPTS // 2, f"{ACTOR}.ppo_epochs": 2, f"{ACTOR}.optim.lr": 5e-2, "trainer.total_training_steps": 1}
+    """Ranks that exchange rows: the first step begins alike, and the ratios that come later are others."""
+    more = UPDATES
     chosen, replayed, of_rollout = (train(world, work / name, 2, **more, **mode) for name, mode in (("chosen", {}), ("R2", R2), ("R3", R3)))
     assert chosen[1]["actor/entropy"] == replayed[1]["actor/entropy"]
     assert chosen[1]["actor/ppo_kl"] != replayed[1]["actor/ppo_kl"]
     # An answer's last token has a route in R2 alone, and no other token sees it: only loads may differ.
     without_loads = [{name: value for name, value in steps[1].items() if "/moe/load_" not in name} for steps in (of_rollout, replayed)]
     assert without_loads[0] == without_loads[1]
+
+
+@pytest.mark.parametrize("family, shape, mesh", [
+    ("Qwen3Next", HYBRID | {"layer_types": ["linear_attention", "full_attention"]}, {CP: 2, EP: 2}),
+    ("GptOss", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 5}, {PP: 2})])
+def test_it_replays_in_layers_of_other_kinds(family, shape, mesh, work):
+    """The rollout's routes, at an actor whose ranks share sequences or layers: those that it chooses itself, until it has been updated."""
+    world = write_world(work / "world", family, **shape)
+    once = {"trainer.total_training_steps": 1}
+    assert train(world, work / "replayed once", 2, **once, **mesh, **R3) == train(world, work / "chosen once", 2, **once, **mesh)
+    chosen, replayed = (train(world, work / name, 2, **UPDATES, **mesh, **mode) for name, mode in (("chosen", {}), ("R3", R3)))
+    assert chosen[1]["actor/entropy"] == replayed[1]["actor/entropy"]
+    assert chosen[1]["actor/ppo_kl"] != replayed[1]["actor/ppo_kl"]
 
 
 def test_the_rollouts_routes_reach_an_actor_on_another_mesh(world, work):
@@ -66,23 +85,25 @@ def test_a_model_without_experts_is_refused(work):
 
 @torch.no_grad()
 def routes_of_transformers(model, tokens):
-    """[tokens, layers with experts, topk], in one forward."""
+    """[tokens, layers with experts, topk], in one forward; of GPT-OSS, filled up behind to a multiple of 16 tokens."""
     of_layers = []
     routers = [module for module in model.modules() if type(module).__name__.lower().endswith("topkrouter")]
     hooks = [router.register_forward_hook(lambda module, inputs, output: of_layers.append(output[2])) for router in routers]
-    model(torch.tensor([tokens]))
+    padding = -len(tokens) % 16 if model.config.model_type == "gpt_oss" else 0
+    model(torch.tensor([tokens + [0] * padding]))
     for hook in hooks:
         hook.remove()
-    return torch.stack(of_layers, 1)
+    return torch.stack(of_layers, 1)[:len(tokens)]
 
 
 @pytest.mark.parametrize("family", ["mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "glm4_moe", "gpt_oss", "ernie4_5_moe", "olmoe", "minimax_m2",
-                                    "glm4_moe_lite", "qwen3_next", "qwen3_5_moe"])
+                                    "glm4_moe_lite", "qwen3_next", "qwen3_5_moe", "kimi_k25", "qwen3_vl_moe"])
 def test_routes_are_those_of_transformers_forward_of_the_finished_sequence(family, work):
     """Prompts begin alike and are longer than a step; each has several answers, on one rank and on two that share all."""
-    torch.manual_seed(1)
-    config = transformers.AutoConfig.from_pretrained(DATA / f"hf_{family}/hf", max_position_embeddings=256)
-    transformers.AutoModelForCausalLM.from_config(config).to(torch.bfloat16).save_pretrained(work / "hf")
+    shutil.copytree(DATA / f"hf_{family}/hf", work / "hf")
+    config = json.loads((work / "hf/config.json").read_text())
+    config.get("text_config", config)["max_position_embeddings"] = 256
+    (work / "hf/config.json").write_text(json.dumps(config))
     model = load(work / "hf")
     beginning, *others = random_prompts(model, 4, [70, 3, 20, 9])
     ids = [argument for prompt in [beginning, *([*beginning, *other] for other in others)] for argument in ("--prompt-ids", ",".join(map(str, prompt)))]
