@@ -1,14 +1,17 @@
 """`ferry train sft` beside an independent trainer: transformers with torch's AdamW, the same conversations in the same order."""
 import json
 import signal
+import subprocess
 import time
 
 import pytest
 
+import seeing_model
 from ranks import TORCH_PROGRAM, finish
 from sft_run import BATCH, GEMMA, HYBRID, MINISTRAL, RATE, STEPS, conversations, settings, start_ranks, train, write_model, write_rows
-from support import ferry, run_ok
+from support import FERRY, ferry, run_ok
 
+TRAINER_TOOL = FERRY.parents[1] / "tests/trainer_tool"
 pytestmark = pytest.mark.skipif(not TORCH_PROGRAM.exists(), reason="this build has no models: configure it with -Dtorch_root")
 
 
@@ -142,6 +145,51 @@ def test_a_resumed_run_goes_on_to_the_byte(background, world, tmp_path):
     assert tracker.exists()
     assert train(world, run, **saving) == whole
     run_ok("verify", run, tmp_path / "whole")
+
+
+# Layers of a kind each: the family, its shape, the mesh that saves, the layout of Megatron's that its state is converted to, and the mesh that goes on:
+# processes and settings, and the same for trainer_tool (tp, pp, ep, etp, dp).
+LATENT = dict(n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=24, n_shared_experts=1, n_group=2, topk_group=1, first_k_dense_replace=1,
+              q_lora_rank=20, kv_lora_rank=12, qk_nope_head_dim=10, qk_rope_head_dim=8, v_head_dim=14, num_key_value_heads=4)
+RESUMED = {
+    "a hybrid": ("Qwen3Next", HYBRID, {CP: 2, EP: 2}, ["--tp", 2, "--ep", 2], {PP: 2}, (1, 2, 1, 1, 1)),
+    "latent attention": ("DeepseekV3", LATENT, {EP: 2}, ["--pp", 2], {TP: 2}, (2, 1, 2, 1, 2)),
+    "sinks": ("GptOss", {"sliding_window": 6, "num_local_experts": 4, "num_experts_per_tok": 2}, {PP: 2}, ["--tp", 2], {CP: 2, EP: 2}, (2, 1, 1, 2, 1)),
+    "a tower": ("Qwen3VL", None, {TP: 2}, ["--pp", 2], {PP: 2}, None),  # which the tool does not carry
+}
+
+
+def assert_equal_states(*runs):
+    """Masters and moments, too."""
+    assert "entries of training state" not in run_ok("verify", *runs).stdout
+
+
+@pytest.mark.parametrize("kind", RESUMED)
+def test_a_run_of_every_kind_of_layer_goes_on_to_the_byte(kind, tmp_path):
+    """In bf16 with masters in fp32: the second half of a run again; and from its middle, converted, on another mesh."""
+    family, shape, mesh, layout, other, of_tool = RESUMED[kind]
+    if shape is None:
+        (tmp_path / "model").mkdir()
+        seeing_model.write_model(tmp_path / "model", family)
+    else:
+        write_model(tmp_path / "model", family=family, **shape)
+        config = json.loads((tmp_path / "model/config.json").read_text())
+        (tmp_path / "model/config.json").write_text(json.dumps(config | {"dtype": "bfloat16"}))
+    write_rows(tmp_path / "train.jsonl", conversations())
+    middle = tmp_path / "whole/iter_0000002"
+    saving = {"checkpoint.save_freq": 2, "engine.dtype": "bfloat16", "engine.alignment": "bitwise", "trainer.total_training_steps": 4}
+    from_middle = saving | {"checkpoint.resume_mode": "resume_path"}
+    whole = train(tmp_path, tmp_path / "whole", 2, **saving, **mesh)
+    assert train(tmp_path, tmp_path / "again", 2, **from_middle, **mesh, **{"checkpoint.resume_from_path": str(middle)}) == whole[2:]
+    assert_equal_states(tmp_path / "again", tmp_path / "whole")
+
+    run_ok("convert", middle, tmp_path / "relaid", "--to", "megatron", *layout)
+    assert_equal_states(middle, tmp_path / "relaid")
+    if of_tool:
+        subprocess.run([TRAINER_TOOL, "resave", middle, tmp_path / "resaved", *map(str, of_tool), tmp_path / "model"], check=True, capture_output=True)
+        assert_equal_states(middle, tmp_path / "resaved")
+    elsewhere = train(tmp_path, tmp_path / "elsewhere", 2, **from_middle, **other, **{"checkpoint.resume_from_path": str(tmp_path / "relaid")})
+    assert elsewhere[0] == pytest.approx(whole[2], rel=1e-6)  # a sum over ranks, in another order
 
 
 @pytest.mark.parametrize("background", [False, True])
