@@ -7,10 +7,10 @@ from sft_run import write_rows
 SIZES = [(40, 56), (33, 90), (61, 44), (64, 64)]
 
 
-def write_world(folder):
+def write_world(folder, family="Qwen3VL"):
     """A model in bf16, and prompts about two images, about one and about none."""
     (folder / "model").mkdir()
-    seeing_model.write_model(folder / "model", "Qwen3VL")
+    seeing_model.write_model(folder / "model", family)
     (folder / "reward.py").write_text(ppo_run.REWARD)
     write_rows(folder / "train.jsonl", prompts(folder, 0))
     return folder

@@ -122,6 +122,16 @@ def agent_settings(world, **more):
                           "data.max_response_length": 60, f"{ROLLOUT}.multi_turn.max_assistant_turns": 4, f"{ACTOR}.ppo_max_token_len_per_gpu": 1000} | more)
 
 
+def test_tokens_of_images_go_to_the_experts_that_the_rollout_chose(tmp_path):
+    """Ranks that share layers and experts, and a second update: it begins alike, and the ratios that come later are others."""
+    world = write_world(tmp_path, "Qwen3VLMoe")
+    mesh = {f"{ACTOR}.megatron.{kind}_parallel_size": size for kind, size in (("tensor_model", 2), ("expert_model", 2), ("expert_tensor", 1))}
+    chosen, replayed = (ppo_run.train(world, tmp_path / mode, 2, **rl_settings(**ONE, **mesh, **{
+        f"{ACTOR}.ppo_epochs": 2, f"{ACTOR}.router_replay.mode": mode}))[1] for mode in ("disabled", "R3"))
+    assert chosen["training/rollout_probs_diff_max"] == replayed["training/rollout_probs_diff_max"] == 0
+    assert chosen["actor/entropy"] == replayed["actor/entropy"] and chosen["actor/ppo_kl"] != replayed["actor/ppo_kl"]
+
+
 def test_agents_answer_about_images_turn_after_turn(world, tmp_path):
     """The environment adds to the prompt, which is encoded anew, and to the answer: the actor computes what the rollout drew."""
     found = ppo_run.train(world, tmp_path / "alone", **agent_settings(world))
