@@ -86,12 +86,12 @@ def theirs_with_experts(experts):
 
 
 TP, PP, CP, VPP = (f"engine.{kind}_parallel_size" for kind in ("tensor_model", "pipeline_model", "context", "virtual_pipeline_model"))
+AGAIN = {"engine.recompute_granularity": "full", "engine.recompute_method": "uniform", "engine.recompute_num_layers": 1}
 SHORT = {"data.max_token_len_per_gpu": 48, "data.max_length": 48}  # more micro-batches than stages
 MESHES = {  # name: (processes, settings)
     "alone": (1, {}),
     "micro batches of one": (1, {"data.use_dynamic_bsz": False, "data.micro_batch_size_per_gpu": 1, "data.max_token_len_per_gpu": None}),
-    "bitwise, recomputed": (1, {"engine.alignment": "bitwise", "engine.recompute_granularity": "full", "engine.recompute_method": "uniform",
-                                "engine.recompute_num_layers": 1}),
+    "bitwise, recomputed": (1, {"engine.alignment": "bitwise", **AGAIN}),
     "dp2": (2, {}),
     "tp2": (2, {TP: 2}),
     "pp2 vpp2": (2, {PP: 2, VPP: 2, **SHORT}),
@@ -101,7 +101,7 @@ MESHES = {  # name: (processes, settings)
     "tp2 pp2 dp2": (8, {TP: 2, PP: 2, "data.max_token_len_per_gpu": 96}),
 }
 EP, ETP = "engine.expert_model_parallel_size", "engine.expert_tensor_parallel_size"
-MESHES_OF_EXPERTS = {"alone": (1, {}), "cp2 ep2": (2, {CP: 2, EP: 2}), "tp2 pp2 ep2": (8, {TP: 2, PP: 2, EP: 2, ETP: 1})}
+MESHES_OF_EXPERTS = {"alone": (1, {}), "cp2 ep2, recomputed": (2, {CP: 2, EP: 2, **AGAIN}), "tp2 pp2 ep2": (8, {TP: 2, PP: 2, EP: 2, ETP: 1})}
 
 
 def assert_losses(ours, theirs):
@@ -126,8 +126,7 @@ def test_the_loss_curve_of_experts_too(mesh, experts, theirs_with_experts, tmp_p
 def test_the_loss_curve_of_other_dense_families_too(family, shape, tmp_path):
     write_model(tmp_path / "model", family=family, **shape)
     write_rows(tmp_path / "train.jsonl", conversations())
-    again = {"engine.recompute_granularity": "full", "engine.recompute_method": "uniform", "engine.recompute_num_layers": 1}
-    assert_losses(train(tmp_path, tmp_path / "run", 4, **{TP: 2, PP: 2} | again), transformers_losses(tmp_path))
+    assert_losses(train(tmp_path, tmp_path / "run", 4, **{TP: 2, PP: 2} | AGAIN), transformers_losses(tmp_path))
 
 
 @pytest.mark.parametrize("background", [False, True])
