@@ -222,6 +222,23 @@ TEST(CheckFits, NamesTheSizeThatDoesNotDivide) {
   EXPECT_TRUE(refuses(dense(), {.expert_model_parallel_size = 2}, "the model has no experts"));
 }
 
+TEST(CheckFits, SharesOutKeyHeadsOfDeltaNetsByTensorAndContextParallelism) {
+  auto config = dense();
+  config.linear_attention_freq.assign(static_cast<std::size_t>(config.num_layers), true);
+  config.linear_conv_kernel_dim = 4;
+  config.linear_key_head_dim = config.linear_value_head_dim = 8;
+  config.linear_num_key_heads = 4;
+  config.linear_num_value_heads = 8;
+  const auto check = [&](int tp, int cp) {
+    check_fits(config, {{.tensor_model_parallel_size = tp, .context_parallel_size = cp}, tp * cp});
+  };
+  EXPECT_NO_THROW(check(2, 2));
+  EXPECT_NO_THROW(check(1, 4));
+  EXPECT_TRUE(fails(ErrorKind::kUsage,
+                    {"4 key heads of linear attention cannot be split by tp 2 and then by cp 4"},
+                    [&] { check(2, 4); }));
+}
+
 // A bucket of an optimizer lays out parameters by these places.
 TEST(ParameterTable, RegistersEachParameterOfALayerAtAPlaceOfItsOwn) {
   for (const auto& config : {dense(), experts(), latent()}) {
