@@ -135,7 +135,7 @@ def test_fp32_at_the_sizes_of_real_layers(model, references, tmp_path):
     reference = references(checkpoint, "float32", lengths)
     numerics = ferry_json("verify", "--numerics", checkpoint, "--dtype", "fp32")
     assert numerics["passed"], numerics["checks"]
-    more = {"llama": ("--cp", 2), "qwen3_5": ("--tp", 4)}.get(model, ("--cp", 2, "--ep", 2))
+    more = {"llama": ("--cp", 2), "qwen3_5": ("--tp", 2, "--cp", 2)}.get(model, ("--cp", 2, "--ep", 2))
     runs = [(), ("--packed", "--tp", 2, "--sp"), more]
     if numerics["equals_transformers"]:
         for options in runs:
