@@ -3,11 +3,11 @@
 
     PYTHONPATH=build/peers/mc0192:build/peers/mb062 build/peers/bin/python tests/interop/convert/families/logits_with_bridge.py JOBS REPORT
 
-JOBS is JSON: {name: {"hf": folder, "checkpoint": folder of an iteration, "bridge": module and class, "settings": {...}, "of_config": {...}}}. The provider,
+JOBS is JSON: {name: {"hf": folder, "source": that of which the checkpoint was made, "checkpoint": folder of an iteration, "bridge": module and class, "settings": {...}, "of_config": {...}}}. The provider,
 layers and GPTModel are those that Megatron-Bridge makes of the checkpoint's run_config.yaml, or else of config.json; `bridge` names its class where the folder
 does not, `settings` are set on the provider, `of_config` on the configuration before it is read. megatron-core loads the language model. REPORT gets {name:
 {"provider": its class, "run_config": is there one, "error": the largest difference of logits, relative to the largest logit, "left": tensors of the model or
-of the checkpoint that were not loaded}}.
+of the checkpoint that were not loaded, "export": how what Megatron-Bridge exports of the model differs from the source}}.
 """
 import importlib
 import json
@@ -120,6 +120,35 @@ def logits_of_megatron(model, ids, provider):
         return model(torch.tensor(ids)[None], positions, mask)[0].float()
 
 
+def source_tensors(folder):
+    from safetensors.torch import load_file
+    return {name: tensor for path in Path(folder).glob("*.safetensors") for name, tensor in load_file(path).items()}
+
+
+class Seeing(torch.nn.Module):
+    """A model that also sees, as far as Megatron-Bridge's mapping asks: its language model."""
+    def __init__(self, model):
+        super().__init__()
+        self.language_model, self.config, self.pg_collection = model, model.config, model.pg_collection
+
+
+def export(job, config, model):
+    """-> how Megatron-Bridge's export of the language model differs from the folder that the checkpoint was made of: names of tensors that are others, or that
+    only one of both has. Rows that pad the vocabulary are left aside. None where it has no bridge for the folder."""
+    from megatron.bridge import AutoBridge
+    if "bridge" in job:
+        return None
+    bridge = AutoBridge.from_hf_pretrained(job["hf"])
+    bridge.hf_pretrained.config = config
+    found = dict(bridge.export_hf_weights([Seeing(model) if hasattr(config, "vision_config") else model], cpu=True, show_progress=False))
+    source = source_tensors(job["source"])
+    for name, tensor in found.items():
+        if name in source and len(tensor) == model.vocab_size:
+            found[name] = tensor[:len(source[name])]
+    return {"others": sorted(name for name in found if name in source and not torch.equal(found[name].float(), source[name].float())),
+            "missing": sorted(set(source) - set(found)), "invented": sorted(set(found) - set(source))}
+
+
 def run(job):
     config, text = configuration(job["hf"], job.get("of_config", {}))
     provider, model = language_model(job, config)
@@ -127,7 +156,8 @@ def run(job):
     ids = [(37 * i + 11) % text.vocab_size for i in range(24)]
     expected = logits_of_transformers(job["hf"], config, ids)
     found = logits_of_megatron(model, ids, provider)[:, :text.vocab_size]
-    return {"provider": type(provider).__name__, "run_config": has_run_config(job), "error": ((found - expected).abs().max() / expected.abs().max()).item(), "left": left}
+    return {"provider": type(provider).__name__, "run_config": has_run_config(job), "error": ((found - expected).abs().max() / expected.abs().max()).item(), "left": left,
+            "export": export(job, config, model)}
 
 
 def main():
