@@ -274,7 +274,7 @@ void require_amendable(const CopyPlan& plan) {
 }
 
 Digest fingerprint(const OpenedConversion& opened, const PlannedConversion& planned) {
-  std::string text = "2\n";
+  std::string text = "3\n";
   for (const auto& [path, bytes] : files_of(opened.source.layout)) {
     // Machines that share a file system may number devices and inodes in their own ways.
     const auto& file = opened.source.files->files().at(path);

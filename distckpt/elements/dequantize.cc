@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <vector>
 
@@ -35,6 +35,12 @@ float to_float(std::uint32_t element) {
   return std::bit_cast<float>((magnitude == 0x7FU ? 0x7FF00000U : finite) | sign);
 }
 
+double power_of_two(int exponent) {
+  constexpr int kBias = std::numeric_limits<double>::max_exponent - 1;
+  constexpr int kMantissa = std::numeric_limits<double>::digits - 1;
+  return std::bit_cast<double>(static_cast<std::uint64_t>(exponent + kBias) << kMantissa);
+}
+
 // Elements [first, first + count) of a row of packs, times their factor.
 void scale_run(Encoding encoding,
                const std::byte* __restrict row,
@@ -60,6 +66,58 @@ void scale_run(Encoding encoding,
   }
 }
 
+// Elements of E2M1, two in a byte, by factors that are few: for each byte that occurs as an
+// exponent the pairs of elements that a byte of them stands for, rounded to the dtype.
+class PairTables {
+ public:
+  explicit PairTables(DType into) : into_(into), size_(static_cast<std::size_t>(size_of(into))) {}
+
+  // Where pairs are for this exponent: 256 of them. Null: one of them overflows.
+  const std::byte* of(std::byte exponent, double scale) {
+    auto& table = tables_[std::to_integer<std::size_t>(exponent)];
+    if (!table.known) table = make(scale);
+    return table.pairs.empty() ? nullptr : table.pairs.data();
+  }
+
+ private:
+  struct Table {
+    bool known = false;
+    std::vector<std::byte> pairs{};
+  };
+
+  Table make(double scale) const {
+    std::array<float, 16> products{};
+    for (std::size_t i = 0; i < products.size(); ++i)
+      products[i] = static_cast<float>(kE2M1Values[i] * scale);
+    std::vector<std::byte> values(products.size() * size_);
+    const auto refused =
+        cast(DType::kF32, std::as_bytes(std::span(products)), into_, values, CastRule::kRound);
+    Table table{.known = true};
+    if (refused) return table;
+    for (std::size_t pair = 0; pair < 256; ++pair) {
+      for (const auto element : {pair & 0xFU, pair >> 4U}) {
+        const auto* value = values.data() + element * size_;
+        table.pairs.insert(table.pairs.end(), value, value + size_);
+      }
+    }
+    return table;
+  }
+
+  DType into_;
+  std::size_t size_;
+  std::array<Table, 256> tables_{};
+};
+
+template <std::size_t kPairBytes>
+void look_up(const std::byte* __restrict packs,
+             std::int64_t count,
+             const std::byte* __restrict pairs,
+             std::byte* __restrict into) {
+  for (std::int64_t i = 0; i < count; ++i)
+    std::memcpy(into + i * static_cast<std::int64_t>(kPairBytes),
+                pairs + std::to_integer<std::size_t>(packs[i]) * kPairBytes, kPairBytes);
+}
+
 // 2^128, which an exponent may mean, is no float.
 std::vector<double> block_values(const BlockScales& scales) {
   std::vector<double> values(static_cast<std::size_t>(scales.box.volume()));
@@ -69,8 +127,8 @@ std::vector<double> block_values(const BlockScales& scales) {
       // torch's float8_e8m0fnu has a NaN; MXFP4's exponents are integers, as transformers reads
       // them.
       const bool nan = exponent == 0xFF && scales.dtype == DType::kF8E8M0;
-      values[i] = nan ? std::numeric_limits<double>::quiet_NaN()
-                      : std::ldexp(1.0, exponent - kExponentBias);
+      values[i] =
+          nan ? std::numeric_limits<double>::quiet_NaN() : power_of_two(exponent - kExponentBias);
     }
     return values;
   }
@@ -94,6 +152,35 @@ std::vector<double> scale_values(const BlockScales& scales) {
         scales.how == GlobalScale::kFactor ? of_block * scales.global : of_block / scales.global;
   }
   return values;
+}
+
+// A row of MXFP4, block by block. False: an element overflows, and it was not written whole.
+bool look_up_row(std::int64_t first,
+                 std::int64_t columns,
+                 std::int64_t block,
+                 std::span<const std::byte> packs,
+                 const std::byte* exponents,
+                 const double* factors,
+                 PairTables& tables,
+                 DType into_dtype,
+                 std::byte* into) {
+  const auto pair_bytes = 2 * size_of(into_dtype);
+  const auto first_block = first / block;
+  for (std::int64_t c = 0; c < columns;) {
+    const auto index = (first + c) / block;
+    const auto end = std::min(columns, (index + 1) * block - first);
+    const auto* pairs = tables.of(exponents[index - first_block], factors[index - first_block]);
+    if (pairs == nullptr) return false;
+    const auto* from = packs.data() + c / 2;
+    auto* const to = into + c / 2 * pair_bytes;
+    if (pair_bytes == 4) {
+      look_up<4>(from, (end - c) / 2, pairs, to);
+    } else {
+      look_up<8>(from, (end - c) / 2, pairs, to);
+    }
+    c = end;
+  }
+  return true;
 }
 
 }  // namespace
@@ -158,12 +245,28 @@ std::optional<std::int64_t> dequantize(const Box& box,
   const auto row_bytes = static_cast<std::size_t>(columns * size_of(into_dtype));
   const auto rows = columns == 0 ? 0 : box.volume() / columns;
   const auto packed_bytes = encoding == Encoding::kE4M3 ? columns : columns / 2;
+  const bool by_tables = encoding == Encoding::kE2M1 && scales.how == GlobalScale::kNone &&
+                         (scales.dtype == DType::kU8 || scales.dtype == DType::kF8E8M0) &&
+                         block % 2 == 0 && size_of(into_dtype) <= 4;
+  std::optional<PairTables> tables;
+  if (by_tables) tables.emplace(into_dtype);
   Dims at = box.offset;
   for (std::int64_t r = 0; r < rows; ++r) {
-    const auto* of_row = values.data();
+    std::int64_t first_scale = 0;
     for (int d = 0; d < last; ++d)
-      of_row += (at[d] / scales.block[d] - scales.box.offset[d]) * strides[d];
+      first_scale += (at[d] / scales.block[d] - scales.box.offset[d]) * strides[d];
+    const auto* const of_row = values.data() + first_scale;
     const auto* const in = from.data() + r * packed_bytes;
+    const auto next = [&] {
+      for (int d = last - 1; d >= 0 && ++at[d] == box.end(d); --d) at[d] = box.offset[d];
+    };
+    if (tables && look_up_row(box.offset[last], columns, block,
+                              from.subspan(static_cast<std::size_t>(r * packed_bytes)),
+                              scales.packed.data() + first_scale, of_row, *tables, into_dtype,
+                              into.data() + static_cast<std::size_t>(r) * row_bytes)) {
+      next();
+      continue;
+    }
     for (std::int64_t c = 0; c < columns;) {
       const auto block_column = (box.offset[last] + c) / block;
       const auto end = std::min(columns, (block_column + 1) * block - box.offset[last]);
@@ -175,7 +278,7 @@ std::optional<std::int64_t> dequantize(const Box& box,
         cast(DType::kF32, std::as_bytes(std::span(row)), into_dtype,
              into.subspan(static_cast<std::size_t>(r) * row_bytes, row_bytes), CastRule::kRound);
     if (overflow) return r * columns + *overflow;
-    for (int d = last - 1; d >= 0 && ++at[d] == box.end(d); --d) at[d] = box.offset[d];
+    next();
   }
   return std::nullopt;
 }

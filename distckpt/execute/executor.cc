@@ -194,7 +194,7 @@ std::string describe_difference(const CopyPlan& plan,
 }
 
 StagingBudget staging_budget(const CopyPlan& plan, const ExecutorOptions& options) {
-  const auto per_thread = buffer_sizes(plan).total();
+  const auto per_thread = buffer_sizes(plan, static_cast<bool>(options.on_read)).total();
   const auto cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   const auto wanted = options.threads > 0 ? options.threads : cores;
   const auto affordable = options.max_memory / per_thread;
@@ -206,7 +206,10 @@ StagingBudget staging_budget(const CopyPlan& plan, const ExecutorOptions& option
 }
 
 Execution Executor::submit(const CopyPlan& plan, BoxSource& source, BoxSink* sink) const {
-  return start(make_schedule(plan, sink != nullptr), plan, source, sink, true);
+  const auto order = options_.whole_tensors ? InOrder::kTensors
+                     : options_.on_read     ? InOrder::kSlabs
+                                            : InOrder::kStretches;
+  return start(make_schedule(plan, sink != nullptr, order), plan, source, sink, true);
 }
 
 Execution Executor::submit_pieces(const CopyPlan& plan, BoxSource& source, BoxSink& sink) const {
@@ -222,11 +225,17 @@ Execution Executor::start(
   state->sink = sink;
   state->options = options_;
   state->schedule = std::move(schedule);
-  state->sizes = buffer_sizes(plan);
+  state->sizes = buffer_sizes(plan, static_cast<bool>(options_.on_read));
+  std::vector<std::int64_t> ends{0};  // of the tasks, in bytes
+  for (const auto& task : state->schedule.tasks) {
+    ends.push_back(ends.back());
+    for (std::uint32_t one = task.first; one < task.first + task.count; ++one)
+      ends.back() += state->bytes_of(state->schedule.segments[one]);
+  }
   const auto share_begin = [&](int share) {
-    return static_cast<std::uint32_t>(state->schedule.tasks.size() *
-                                      static_cast<std::size_t>(share) /
-                                      static_cast<std::size_t>(options_.num_shares));
+    if (share == options_.num_shares) return static_cast<std::uint32_t>(ends.size() - 1);
+    const auto bytes = ends.back() / options_.num_shares * share;
+    return static_cast<std::uint32_t>(std::ranges::lower_bound(ends, bytes) - ends.begin());
   };
   state->next_task = share_begin(options_.share);
   state->end_task = share_begin(options_.share + 1);

@@ -47,6 +47,10 @@ struct ExecutorOptions {
   int share = 0;
   int num_shares = 1;
 
+  // submit() has one thread go through a tensor from front to back, for callbacks that take its
+  // elements in order.
+  bool whole_tensors = false;
+
   // submit() calls it with each stretch of each replica, from several threads at a time. A stretch
   // begins at a block of the tensor's digest. Empty: a stretch that differs is an Error(kLayout).
   std::function<void(const Comparison&)> on_compared{};

@@ -2,46 +2,16 @@
 
 #include <algorithm>
 #include <cstring>
+#include <deque>
 #include <string>
 
 #include "distckpt/base/error.h"
 #include "distckpt/base/integers.h"
 #include "distckpt/elements/arithmetic.h"
-#include "distckpt/elements/cast.h"
-#include "distckpt/elements/dequantize.h"
 #include "distckpt/execute/file_box_io.h"
+#include "distckpt/execute/piece_io.h"
 
 namespace ferry::distckpt {
-namespace {
-
-// A buffer from the caller's memory resource, aligned for O_DIRECT and for devices.
-class Buffer {
- public:
-  Buffer(std::pmr::memory_resource* resource, std::int64_t size)
-      : resource_(resource),
-        size_(static_cast<std::size_t>(size)),
-        data_(size == 0 ? nullptr
-                        : static_cast<std::byte*>(resource->allocate(size_, kAlignment))) {}
-  Buffer(const Buffer&) = delete;
-  Buffer& operator=(const Buffer&) = delete;
-  ~Buffer() {
-    if (data_ != nullptr) resource_->deallocate(data_, size_, kAlignment);
-  }
-
-  std::span<std::byte> first(std::int64_t size) {
-    require(size <= static_cast<std::int64_t>(size_), ErrorKind::kBug,
-            "a staging buffer of {} bytes was asked for {}", size_, size);
-    return {data_, static_cast<std::size_t>(size)};
-  }
-
- private:
-  static constexpr std::size_t kAlignment = 4096;
-  std::pmr::memory_resource* resource_;
-  std::size_t size_;
-  std::byte* data_;
-};
-
-}  // namespace
 
 class TaskWorker::Impl {
  public:
@@ -57,10 +27,11 @@ class TaskWorker::Impl {
         source_(source),
         sink_(sink),
         amend_(amend),
+        io_(plan, sizes.scratch, resource, source, sink),
         staging_(resource, sizes.staging),
-        scratch_(resource, sizes.scratch),
-        cast_scratch_(resource, sizes.scratch),
-        replica_(resource, sizes.replica) {}
+        replica_(resource, sizes.replica) {
+    for (std::int64_t i = 0; i < sizes.slabs; ++i) slabs_.emplace_back(resource, sizes.slab);
+  }
 
   // `compared` is called for each replica's stretch.
   void run(const Segment& segment, const std::function<void(const Comparison&)>& compared) {
@@ -99,7 +70,7 @@ class TaskWorker::Impl {
       const auto part = intersect(piece.box, box);
       if (!part) continue;
       if (*part == box) return read_part(planned.tensor, piece, 0, box, planned.on_read, into);
-      const auto elements = scratch_.first(part->volume() * size);
+      const auto elements = io_.scratch(part->volume() * size);
       read_part(planned.tensor, piece, 0, *part, planned.on_read, elements);
       std::int64_t first = 0;
       for (int d = 0; d < box.rank(); ++d) first += (part->offset[d] - box.offset[d]) * strides[d];
@@ -151,8 +122,13 @@ class TaskWorker::Impl {
     }
   }
 
-  static Region region_of(const Piece& piece, const Box& box) {
-    return {.at = place(piece, box), .size = box.size, .element_size = size_of(piece.dtype)};
+  void read_part(const ModelTensor& tensor,
+                 const Piece& piece,
+                 int less,
+                 const Box& box,
+                 Transform transform,
+                 std::span<std::byte> into) {
+    io_.read(tensor, piece, less, box, {}, transform, into, owner_.record.read);
   }
 
   void gather(const Cover& cover,
@@ -164,102 +140,13 @@ class TaskWorker::Impl {
       auto* const into = staging.data() + stretch.position(box.offset);
       const bool packed = stretch.packed(box);
       const auto converted =
-          packed ? std::span(into, static_cast<std::size_t>(bytes)) : scratch_.first(bytes);
+          packed ? std::span(into, static_cast<std::size_t>(bytes)) : io_.scratch(bytes);
       read_part(stretch.tensor, piece, stretch.less, box, transform, converted);
       if (packed) return;
       copy_strided(into, stretch.strides, converted.data(),
                    byte_strides(box.size, size_of(stretch.tensor.dtype)), box.size,
                    size_of(stretch.tensor.dtype));
     });
-  }
-
-  // The part `box` of a piece, packed, as elements of the tensor less `less`.
-  void read_part(const ModelTensor& tensor,
-                 const Piece& piece,
-                 int less,
-                 const Box& box,
-                 Transform transform,
-                 std::span<std::byte> into) {
-    if (piece.scale >= 0) return dequantize_piece(tensor, piece, box, into);
-    const auto region = region_of(piece, box);
-    const int added = piece.less - less;
-    if (piece.dtype == tensor.dtype) {
-      source_.read(region, into, owner_.record.read);
-      if (added != 0) add_number(tensor.dtype, into, added);
-      return;
-    }
-    const auto raw = cast_scratch_.first(region.num_bytes());
-    source_.read(region, raw, owner_.record.read);
-    if (added != 0) {
-      add_number(piece.dtype, raw, added);
-      transform = Transform::kCast;
-    }
-    convert(tensor.name, piece.dtype, raw, tensor.dtype, into, transform, box);
-  }
-
-  float read_global(const ScalePiece& scale) {
-    float value = 1;
-    if (scale.how == GlobalScale::kNone) return value;
-    std::vector<ChecksumPart> unused;
-    source_.read({.at = {.storage = scale.global.storage, .offset = scale.global.offset},
-                  .element_size = sizeof(value)},
-                 std::as_writable_bytes(std::span(&value, 1)), unused);
-    return value;
-  }
-
-  // Elements are read, unpacked and scaled in the order in which they lie, then brought into that
-  // of the tensor.
-  void dequantize_piece(const ModelTensor& tensor,
-                        const Piece& piece,
-                        const Box& box,
-                        std::span<std::byte> into) {
-    const auto& scale = plan_.scales[static_cast<std::size_t>(piece.scale)];
-    const auto pack = pack_size(scale.encoding);
-    auto order = order_of_storage(piece.at.strides);
-    std::ranges::stable_partition(order, [&](int d) { return d != scale.packed; });
-    Box lying;  // what is read, of which `box` is a part: whole packs
-    Region data{.at = {.storage = piece.at.storage, .offset = piece.at.offset},
-                .element_size = size_of(piece.dtype)};
-    Region of_scales{.at = {.storage = scale.at.storage, .offset = scale.at.offset},
-                     .element_size = size_of(scale.dtype)};
-    BlockScales scales{.dtype = scale.dtype, .how = scale.how, .global = read_global(scale)};
-    for (const int d : order) {
-      const auto count = d == scale.packed ? pack : 1;
-      const auto begin = box.offset[d] / count;
-      const auto end = ceil_div(box.end(d), count);
-      lying.offset.push_back(begin * count);
-      lying.size.push_back((end - begin) * count);
-      data.at.offset += (begin - piece.box.offset[d] / count) * piece.at.strides[d];
-      data.at.strides.push_back(piece.at.strides[d]);
-      data.size.push_back(end - begin);
-      scales.block.push_back(scale.block[d]);
-      of_scales.at.strides.push_back(scale.at.strides[d]);
-    }
-    scales.box = scales_of(lying, scales.block);
-    for (int i = 0; i < scales.box.rank(); ++i)
-      of_scales.at.offset += scales.box.offset[i] * of_scales.at.strides[i];
-    of_scales.size = scales.box.size;
-    std::vector<std::byte> scale_bytes(static_cast<std::size_t>(of_scales.num_bytes()));
-    std::vector<ChecksumPart> unused;  // a scale is read as often as its blocks are cut
-    source_.read(of_scales, scale_bytes, unused);
-    scales.packed = scale_bytes;
-    const auto raw = cast_scratch_.first(data.num_bytes());
-    source_.read(data, raw, owner_.record.read);
-
-    const auto size = size_of(tensor.dtype);
-    const bool as_it_lies = lying.volume() == box.volume() && std::ranges::is_sorted(order);
-    std::vector<std::byte> values(static_cast<std::size_t>(as_it_lies ? 0 : lying.volume() * size));
-    const auto overflow = dequantize(lying, scale.encoding, raw, scales, tensor.dtype,
-                                     as_it_lies ? into : std::span(values));
-    require(!overflow, ErrorKind::kLayout, "{}: element {} of {} overflows {} when dequantised",
-            tensor.name, overflow.value_or(0), to_string(box), short_name(tensor.dtype));
-    if (as_it_lies) return;
-    const auto from_strides = byte_strides(lying.size, size);
-    std::int64_t first = 0;
-    const auto offset = reorder(box.offset, order);
-    for (int i = 0; i < lying.rank(); ++i) first += (offset[i] - lying.offset[i]) * from_strides[i];
-    copy_strided(into.data(), reorder(byte_strides(box.size, size), order), values.data() + first,
-                 from_strides, reorder(box.size, order), size);
   }
 
   void scatter(const Cover& cover, const Stretch& stretch, std::span<const std::byte> staging) {
@@ -269,54 +156,13 @@ class TaskWorker::Impl {
       const auto* const from = staging.data() + stretch.position(box.offset);
       std::span<const std::byte> packed(from, static_cast<std::size_t>(bytes));
       if (!stretch.packed(box)) {
-        const auto into = scratch_.first(bytes);
+        const auto into = io_.scratch(bytes);
         copy_strided(into.data(), byte_strides(box.size, size_of(tensor.dtype)), from,
                      stretch.strides, box.size, size_of(tensor.dtype));
         packed = into;
       }
-      const auto region = region_of(piece, box);
-      const int taken = piece.less - stretch.less;
-      if (piece.dtype != tensor.dtype || taken != 0) {
-        const auto stored = cast_scratch_.first(region.num_bytes());
-        store(tensor, packed, piece, taken, stored, box);
-        packed = stored;
-      }
-      sink_->write(region, packed, owner_.record.written);
+      io_.write(tensor, piece, stretch.less, box, {}, packed, owner_.record.written);
     });
-  }
-
-  // Packed elements of the tensor as a target piece holds them: in its dtype, less `taken`.
-  static void store(const ModelTensor& tensor,
-                    std::span<const std::byte> from,
-                    const Piece& piece,
-                    int taken,
-                    std::span<std::byte> into,
-                    const Box& box) {
-    if (piece.dtype == tensor.dtype) {
-      std::ranges::copy(from, into.begin());
-    } else {
-      convert(tensor.name, tensor.dtype, from, piece.dtype, into, Transform::kCastExact, box);
-    }
-    if (taken != 0) add_number(piece.dtype, into, -taken);
-  }
-
-  static void convert(const std::string& name,
-                      DType from_dtype,
-                      std::span<const std::byte> from,
-                      DType into_dtype,
-                      std::span<std::byte> into,
-                      Transform transform,
-                      const Box& box) {
-    require(transform == Transform::kCast || transform == Transform::kCastExact, ErrorKind::kBug,
-            "{}: no conversion from {} to {} is planned", name, short_name(from_dtype),
-            short_name(into_dtype));
-    const auto rule = transform == Transform::kCast ? CastRule::kRound : CastRule::kExact;
-    const auto refused = cast(from_dtype, from, into_dtype, into, rule);
-    if (!refused) return;
-    const auto* element = from.data() + *refused * size_of(from_dtype);
-    fail(ErrorKind::kLayout, "{}: {} (an element of {}) {} in {}", name,
-         element_value(from_dtype, element), to_string(box),
-         rule == CastRule::kRound ? "overflows" : "would be rounded", short_name(into_dtype));
   }
 
   // Elements of which one side was rounded when something was taken from them are compared so: the
@@ -326,18 +172,130 @@ class TaskWorker::Impl {
     return less;
   }
 
+  // The slabs of a tensor that is gone through slab by slab.
+  struct Slabs {
+    SlabCut cut{};
+    FlatRange segment{};  // elements of a slab outside of it are another task's
+    Slab* source = nullptr;
+    Slab* target = nullptr;  // is also `source` where nothing changes in between
+    std::vector<Slab*> replicas{};
+  };
+
+  std::optional<Slabs> make_slabs(const PlannedTensor& planned, const Segment& segment) {
+    const auto cut = slab_cut(planned);
+    if (!cut) return std::nullopt;
+    const auto size = size_of(planned.tensor.dtype);
+    Slabs slabs{.cut = *cut, .segment = {.begin = segment.begin / size, .end = segment.end / size}};
+    auto free = slabs_.begin();
+    const auto take = [&] {
+      require(free != slabs_.end(), ErrorKind::kBug, "too few slabs");
+      free->clear();
+      return &*free++;
+    };
+    if (!order_of(planned.source).empty()) slabs.source = take();
+    for (const auto& cover : planned.replicas)
+      slabs.replicas.push_back(order_of(cover).empty() ? nullptr : take());
+    const bool written = sink_ != nullptr && std::ranges::any_of(planned.targets, [](auto& cover) {
+                           return !order_of(cover).empty();
+                         });
+    if (written) slabs.target = slabs.source != nullptr && !amend_ ? slabs.source : take();
+    return slabs;
+  }
+
+  // Calls visit(elements, slab that they lie in) for each slab of a stretch; what of the slab is
+  // this task's.
+  template <typename Visit>
+  static void visit_slabs(const PlannedTensor& planned,
+                          const Slabs& slabs,
+                          const FlatRange& stretch,
+                          Visit&& visit) {
+    const auto grid = planned.tensor.grid();
+    for (auto at = stretch.begin; at < stretch.end;) {
+      const auto slab = slabs.cut.slab_of(grid, at);
+      const FlatRange held{.begin = std::max(slab.begin, slabs.segment.begin),
+                           .end = std::min(slab.end, slabs.segment.end)};
+      const auto end = std::min(held.end, stretch.end);
+      visit(FlatRange{.begin = at, .end = end}, slab, held);
+      at = end;
+    }
+  }
+
+  void gather_from(const PlannedTensor& planned,
+                   const Cover& cover,
+                   const Slabs& slabs,
+                   Slab& slab,
+                   const FlatRange& stretch,
+                   std::span<std::byte> staging) {
+    const auto size = size_of(planned.tensor.dtype);
+    visit_slabs(planned, slabs, stretch,
+                [&](const FlatRange& part, const FlatRange& whole, const FlatRange& held) {
+                  if (!slab.holds(part.begin)) {
+                    if (&slab == slabs.target) store(planned, slab);
+                    slab.begin(planned.tensor, whole, held, order_of(cover));
+                    slab.load(planned.tensor, cover, planned.on_read, io_, owner_.record.read);
+                  }
+                  slab.get(planned.tensor, part,
+                           staging.data() + (part.begin - stretch.begin) * size);
+                });
+  }
+
+  void scatter_to(const PlannedTensor& planned,
+                  const Slabs& slabs,
+                  Slab& slab,
+                  const FlatRange& stretch,
+                  std::span<const std::byte> staging) {
+    const auto size = size_of(planned.tensor.dtype);
+    const auto moved = std::ranges::find_if(
+        planned.targets, [](const Cover& cover) { return !order_of(cover).empty(); });
+    visit_slabs(planned, slabs, stretch,
+                [&](const FlatRange& part, const FlatRange& whole, const FlatRange& held) {
+                  if (!slab.holds(part.begin)) {
+                    store(planned, slab);
+                    slab.begin(planned.tensor, whole, held, order_of(*moved));
+                  }
+                  slab.set(planned.tensor, part,
+                           staging.data() + (part.begin - stretch.begin) * size);
+                });
+  }
+
+  // Writes a slab, once, to the covers that lie in another order than the model.
+  void store(const PlannedTensor& planned, Slab& slab) {
+    for (const auto& cover : planned.targets) {
+      if (!order_of(cover).empty()) slab.store(planned.tensor, cover, io_, owner_.record.written);
+    }
+    slab.clear();
+  }
+
   void run_tensor(const Segment& segment, const std::function<void(const Comparison&)>& compared) {
     const auto& planned = plan_.tensors[segment.index];
-    const auto bytes = segment.end - segment.begin;
-    const auto stretch = make_stretch(planned, segment.begin, segment.end);
+    const auto slabs = make_slabs(planned, segment);
+    for (auto begin = segment.begin; begin < segment.end; begin += kTaskBytes) {
+      const auto end = std::min(segment.end, begin + kTaskBytes);
+      run_stretch(segment.index, make_stretch(planned, begin, end), slabs, end - begin, compared);
+    }
+    if (slabs && slabs->target != nullptr) store(planned, *slabs->target);
+  }
+
+  void run_stretch(std::uint32_t index,
+                   const Stretch& stretch,
+                   const std::optional<Slabs>& slabs,
+                   std::int64_t bytes,
+                   const std::function<void(const Comparison&)>& compared) {
+    const auto& planned = plan_.tensors[index];
+    const FlatRange range{.begin = stretch.begin,
+                          .end = stretch.begin + bytes / size_of(planned.tensor.dtype)};
+    const auto fill = [&](const Cover& cover, const Stretch& as, Slab* slab, auto into) {
+      if (slab == nullptr) return gather(cover, as, planned.on_read, into);
+      gather_from(planned, cover, *slabs, *slab, range, into);
+    };
     const auto staging = staging_.first(bytes);
-    gather(planned.source, stretch, planned.on_read, staging);
+    fill(planned.source, stretch, slabs ? slabs->source : nullptr, staging);
     for (std::uint32_t r = 0; r < planned.replicas.size(); ++r) {
       const auto& cover = planned.replicas[r];
       const auto replica = replica_.first(bytes);
       auto compared_as = stretch;
       compared_as.less = comparable_less(stretch.less, cover);
-      gather(cover, compared_as, planned.on_read, replica);
+      fill(cover, compared_as, slabs ? slabs->replicas[r] : nullptr, replica);
       std::span<const std::byte> expected = staging;
       std::vector<std::byte> moved;
       if (compared_as.less != stretch.less) {
@@ -345,21 +303,25 @@ class TaskWorker::Impl {
         add_number(planned.tensor.dtype, moved, stretch.less - compared_as.less);
         expected = moved;
       }
-      compared({.tensor = segment.index,
+      compared({.tensor = index,
                 .replica = r,
                 .element = stretch.begin,
                 .expected = expected,
                 .found = replica,
                 .equal = std::memcmp(expected.data(), replica.data(), expected.size()) == 0});
     }
-    if (amend_) amend_(segment.index, stretch.begin, staging);
+    if (amend_) amend_(index, stretch.begin, staging);
     for (std::int64_t at = 0; at < bytes; at += kDigestBlock) {
       owner_.record.blocks.push_back(digest_block(
           staging.subspan(static_cast<std::size_t>(at),
                           static_cast<std::size_t>(std::min(kDigestBlock, bytes - at)))));
     }
     if (sink_ == nullptr) return;
-    for (const auto& cover : planned.targets) scatter(cover, stretch, staging);
+    if (slabs && slabs->target != nullptr && slabs->target != slabs->source)
+      scatter_to(planned, *slabs, *slabs->target, range, staging);
+    for (const auto& cover : planned.targets) {
+      if (!slabs || order_of(cover).empty()) scatter(cover, stretch, staging);
+    }
   }
 
   // A piece of a target: each of its intersections with the source's pieces is a copy of its own,
@@ -367,10 +329,12 @@ class TaskWorker::Impl {
   void run_piece(const Segment& segment) {
     const auto& planned = plan_.tensors[segment.index];
     const auto& piece = planned.targets[segment.cover][segment.piece];
-    for (auto flat : split_flat_range(piece.box.size, segment.begin, segment.end)) {
-      for (int d = 0; d < flat.box.rank(); ++d) flat.box.offset[d] += piece.box.offset[d];
+    const auto order = order_of(planned.source);
+    for (const auto& flat :
+         split_flat_range(reorder(piece.box.size, order), segment.begin, segment.end)) {
+      const auto part = part_in_order(piece.box, order, flat.box);
       for (const auto& source : planned.source) {
-        const auto box = intersect(source.box, flat.box);
+        const auto box = intersect(source.box, part);
         if (!box) continue;
         copy_part(planned, source, piece, *box);
         for (const auto& replica : planned.replicas) compare_part(planned, source, replica, *box);
@@ -385,14 +349,14 @@ class TaskWorker::Impl {
     const auto& tensor = planned.tensor;
     const auto region = region_of(target, box);
     const auto leased = sink_->lease(region);
-    const auto into = leased.empty() ? scratch_.first(region.num_bytes()) : leased;
+    const auto into = leased.empty() ? io_.scratch(region.num_bytes()) : leased;
     const int taken = target.less - planned.less;
     if (target.dtype == tensor.dtype && taken == 0) {
       read_part(tensor, source, planned.less, box, planned.on_read, into);
     } else {
       const auto elements = staging_.first(box.volume() * size_of(tensor.dtype));
       read_part(tensor, source, planned.less, box, planned.on_read, elements);
-      store(tensor, elements, target, taken, into, box);
+      PieceIo::store(tensor, elements, target, taken, into, box);
     }
     give(region, leased, into);
   }
@@ -433,7 +397,7 @@ class TaskWorker::Impl {
   void run_discard(const Segment& segment) {
     const auto& padding = plan_.discards[segment.index];
     visit_padding(padding, segment, [&](const Region& region, const Box& box) {
-      const auto bytes = scratch_.first(region.num_bytes());
+      const auto bytes = io_.scratch(region.num_bytes());
       source_.read(region, bytes, owner_.record.read);
       if (padding.ones) add_number(padding.dtype, bytes, -1);
       if (!all_zero(bytes))
@@ -445,7 +409,7 @@ class TaskWorker::Impl {
     const auto& padding = plan_.fills[segment.index];
     visit_padding(padding, segment, [&](const Region& region, const Box&) {
       const auto leased = sink_->lease(region);
-      const auto filled = leased.empty() ? scratch_.first(region.num_bytes()) : leased;
+      const auto filled = leased.empty() ? io_.scratch(region.num_bytes()) : leased;
       std::ranges::fill(filled, std::byte{0});
       if (padding.ones) add_number(padding.dtype, filled, 1);
       give(region, leased, filled);
@@ -470,10 +434,10 @@ class TaskWorker::Impl {
   BoxSource& source_;
   BoxSink* sink_;
   const Amend& amend_;
+  PieceIo io_;
   Buffer staging_;
-  Buffer scratch_;
-  Buffer cast_scratch_;
   Buffer replica_;
+  std::deque<Slab> slabs_;
 };
 
 TaskWorker::TaskWorker(const CopyPlan& plan,

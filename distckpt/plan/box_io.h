@@ -38,7 +38,8 @@ Runs fold_runs(const Region& region);
 // The dimensions of a region in the order in which its elements lie: by descending strides.
 std::vector<int> order_of_storage(const Dims& strides);
 
-// The same elements, dimension i of which is dimension order[i] of `region`.
+// The same elements, dimension i of which is dimension order[i] of `region`; without an order as
+// they are.
 Region reorder(const Region& region, const std::vector<int>& order);
 Dims reorder(const Dims& dims, const std::vector<int>& order);
 

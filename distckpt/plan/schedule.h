@@ -4,8 +4,11 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <optional>
 #include <vector>
 
+#include "distckpt/base/box.h"
 #include "distckpt/elements/digest.h"
 #include "distckpt/plan/copy_plan.h"
 
@@ -15,8 +18,48 @@ namespace ferry::distckpt {
 // digested and written.
 inline constexpr std::int64_t kTaskBytes = 2 * kDigestBlock;
 
-// Bytes [begin, end) of a tensor, or elements [begin, end) of a piece of a target or of a padding
-// region.
+// Elements [begin, end) of a tensor, in row-major order.
+struct FlatRange {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+};
+
+// A tensor that a file holds in another order than the model (experts that lie transposed) is gone
+// through slab by slab: dimensions from `dim` on, of which a slab holds `rows` of the first. A slab
+// is read once, and each stretch of kTaskBytes is taken out of it in memory.
+struct SlabCut {
+  int dim = 0;
+  std::int64_t rows = 0;
+  std::int64_t bytes = 0;  // of the largest slab
+
+  // Of the slab that holds an element, its first element and the one behind its last.
+  FlatRange slab_of(const Shape& grid, std::int64_t element) const;
+};
+
+// A slab is at most this long.
+inline constexpr std::int64_t kSlabBytes = std::int64_t{32} << 20;
+
+// Nothing for tensors whose stretches are read as they are: those that lie in the model's order,
+// small ones, and those with slabs or rows too long to hold.
+std::optional<SlabCut> slab_cut(const PlannedTensor& planned);
+
+// The order in which the elements of a cover lie, by its first piece of another order than the
+// model's: dimension i of that order is dimension order[i] of the grid. Empty: all lie as the
+// model's do.
+std::vector<int> order_of(const Cover& cover);
+
+// The part of `box` that is box `part` of it in the order of `order`.
+Box part_in_order(const Box& box, const std::vector<int>& order, const Box& part);
+
+// Calls visit with parts of `box`, at most `most` elements each, that follow each other in the
+// order of `order` (empty: row-major).
+void visit_tiles(const Box& box,
+                 const std::vector<int>& order,
+                 std::int64_t most,
+                 const std::function<void(const Box&)>& visit);
+
+// Bytes [begin, end) of a tensor, or elements [begin, end) of a piece of a target (in the order of
+// the source: order_of) or of a padding region.
 struct Segment {
   enum class Kind : std::uint8_t { kTensor, kPiece, kDiscard, kFill };
   Kind kind = Kind::kTensor;
@@ -27,7 +70,7 @@ struct Segment {
   std::int64_t end = 0;
 };
 
-// Consecutive segments, together at most kTaskBytes long.
+// Consecutive segments, together at most kTaskBytes long, but for a segment of slabs.
 struct Task {
   std::uint32_t first = 0;
   std::uint32_t count = 0;
@@ -38,8 +81,15 @@ struct Schedule {
   std::vector<Task> tasks;
 };
 
+// How far a thread goes through a tensor before another may be ahead of it.
+enum class InOrder : std::uint8_t {
+  kStretches,  // as is fastest to read and write
+  kSlabs,      // a slab at most: somebody takes the elements in the model's order
+  kTensors,    // all of it
+};
+
 // `writes`: also the target's padding.
-Schedule make_schedule(const CopyPlan& plan, bool writes);
+Schedule make_schedule(const CopyPlan& plan, bool writes, InOrder order = InOrder::kStretches);
 
 // Goes through the pieces of the targets rather than through the tensors: of these only what is
 // written has to be read.
@@ -50,8 +100,12 @@ struct BufferSizes {
   std::int64_t staging = kTaskBytes;
   std::int64_t scratch = kTaskBytes;
   std::int64_t replica = 0;
-  std::int64_t total() const { return staging + 2 * scratch + replica; }
+  std::int64_t slab = 0;  // each of
+  std::int64_t slabs = 0;
+  std::int64_t total() const { return staging + 2 * scratch + replica + slabs * slab; }
 };
-BufferSizes buffer_sizes(const CopyPlan& plan);
+
+// `amends`: elements are changed between reading and writing, so that a slab is not both.
+BufferSizes buffer_sizes(const CopyPlan& plan, bool amends = false);
 
 }  // namespace ferry::distckpt
