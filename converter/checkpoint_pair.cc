@@ -293,7 +293,8 @@ std::int64_t CheckpointPair::num_bytes() const {
 }
 
 void CheckpointPair::compare(const std::function<void(const distckpt::Comparison&)>& compared,
-                             const ProgressFunction& progress) {
+                             const ProgressFunction& progress,
+                             bool whole_tensors) {
   const auto left = left_.source();
   const auto right = right_.source();
   PairSource both(*left, *right, split_);
@@ -308,6 +309,7 @@ void CheckpointPair::compare(const std::function<void(const distckpt::Comparison
       {.threads = distckpt::reading_threads(
            distckpt::reading_threads(options_.threads, options_.left), options_.right),
        .max_memory = options_.max_memory,
+       .whole_tensors = whole_tensors,
        .on_compared = observe});
   const auto done = wait_reporting(executor.submit(plan_, both, nullptr), "comparing", progress);
   left->verify_checksums();

@@ -68,11 +68,18 @@ void DeltaChain::finish(const std::vector<distckpt::Digest>& digests) {
   if (!deltas_.empty()) deltas_.back()->require_result(digests);
 }
 
+namespace {
+
+bool resumes(const std::unique_ptr<Delta>& delta) {
+  return delta->resumes();
+}
+
+}  // namespace
+
 ConvertReport apply_delta(ConvertOptions options,
                           DeltaChain& chain,
                           const ProgressFunction& progress) {
   const auto& deltas = chain.deltas();
-  const auto resumes = [](const auto& delta) { return delta->resumes(); };
   require(!options.resume || std::ranges::all_of(deltas, resumes), ErrorKind::kUsage,
           "--resume: a delta of slime's form is read from front to back");
   options.keep_quantized = keeps_quantized(chain, options.from);
@@ -93,6 +100,7 @@ VerifyDeltaReport verify_delta(const VerifyDeltaOptions& options,
   const distckpt::Executor executor(
       {.threads = distckpt::reading_threads(options.threads, options.base),
        .max_memory = options.max_memory,
+       .whole_tensors = !std::ranges::all_of(chain.deltas(), resumes),
        .on_compared = {},
        .on_read = [&](auto tensor, auto element, auto elements) {
          chain.amend(tensor, element, elements);

@@ -1,5 +1,5 @@
-// The forms in which a delta is written. A writer is handed all stretches of both ends, in any
-// order, and then writes its files.
+// The forms in which a delta is written. A writer is handed all stretches of both ends, and then
+// writes its files.
 #pragma once
 
 #include <cstddef>
@@ -31,6 +31,9 @@ class DeltaWriter {
 
   // The number of elements that changed. Thread-safe.
   virtual std::int64_t add(const ChangedStretch& stretch) = 0;
+
+  // True if add() wants the stretches of a tensor from front to back, by one thread.
+  virtual bool in_order() const { return false; }
 
   // The names of the files that write() makes, known from the start: the one without which it is no
   // delta last.

@@ -178,7 +178,7 @@ class DeltaMaker {
                                         .result = part.found,
                                         .equal = part.equal});
         },
-        progress);
+        progress, writer.in_order());
     for (std::size_t i = 0; i < changed.size(); ++i) manifest_.tensors[i].num_changed = changed[i];
   }
 

@@ -16,6 +16,7 @@
 #include "converter/stored/hf_folder.h"
 #include "distckpt/base/error.h"
 #include "distckpt/base/json.h"
+#include "distckpt/elements/arithmetic.h"
 #include "distckpt/formats/safetensors.h"
 #include "distckpt/plan/schedule.h"
 #include "distckpt/storage/file_io.h"
@@ -154,7 +155,7 @@ class ChangingTensor {
     const auto found = decoded_ahead_.find(offset);
     require(found != decoded_ahead_.end() && found->second.size() == bytes.size(), ErrorKind::kBug,
             "byte {} was asked for twice", offset);
-    for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] ^= found->second[i];
+    distckpt::exclusive_or(bytes, found->second);
     decoded_ahead_.erase(found);
   }
 

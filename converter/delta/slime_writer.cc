@@ -4,9 +4,7 @@
 #include <zstd.h>
 
 #include <algorithm>
-#include <condition_variable>
 #include <map>
-#include <mutex>
 #include <utility>
 
 #include "converter/delta/delta_writer.h"
@@ -14,6 +12,7 @@
 #include "converter/delta/slime_version.h"
 #include "distckpt/base/error.h"
 #include "distckpt/base/json.h"
+#include "distckpt/elements/arithmetic.h"
 #include "distckpt/storage/filenames.h"
 
 namespace ferry::converter {
@@ -73,10 +72,7 @@ class TensorFrame {
   std::vector<Extent> pieces_;
 };
 
-// Stretches wait for the thread that compresses their tensor, so that others go on to the next
-// tensors, and compress these. Beyond so many bytes they wait for it instead.
-constexpr std::int64_t kMostWaiting = std::int64_t{256} << 20;
-
+// Threads compress a tensor each, as slime's do.
 class SlimeWriter : public DeltaWriter {
  public:
   SlimeWriter(const std::vector<DeltaTensor>& tensors,
@@ -92,19 +88,26 @@ class SlimeWriter : public DeltaWriter {
 
   std::int64_t add(const ChangedStretch& stretch) override {
     auto& tensor = tensors_[stretch.tensor];
-    std::vector<std::byte> changes(stretch.base.size());
+    std::vector<std::byte> changes(stretch.base.begin(), stretch.base.end());
+    distckpt::exclusive_or(changes, stretch.result);
     std::int64_t num_changed = 0;
     if (!stretch.equal) {
-      for (std::size_t i = 0; i < changes.size(); ++i)
-        changes[i] = stretch.base[i] ^ stretch.result[i];
       num_changed = static_cast<std::int64_t>(
           changed_elements(stretch.base, stretch.result, tensor.element_size).size());
     }
-    compress(
-        tensor, stretch.offset,
-        {.changes = std::move(changes), .result = {stretch.result.begin(), stretch.result.end()}});
+    if (!tensor.frame) tensor.frame = std::make_unique<TensorFrame>(tensor.num_bytes, spool_);
+    require(tensor.frame->done() == stretch.offset, ErrorKind::kBug,
+            "a stretch begins at byte {}, expected {}", stretch.offset, tensor.frame->done());
+    tensor.frame->take(changes, stretch.result);
+    if (tensor.frame->complete()) {
+      tensor.pieces = tensor.frame->take_pieces();
+      tensor.checksum = tensor.frame->checksum();
+      tensor.frame.reset();
+    }
     return num_changed;
   }
+
+  bool in_order() const override { return true; }
 
   std::vector<std::filesystem::path> files() const override {
     return {distckpt::kSafetensorsIndex, kOnlyFile};
@@ -135,71 +138,17 @@ class SlimeWriter : public DeltaWriter {
   }
 
  private:
-  struct Stretch {
-    std::vector<std::byte> changes{};
-    std::vector<std::byte> result{};
-
-    std::int64_t size() const { return std::ssize(changes) + std::ssize(result); }
-  };
-
   struct Tensor {
     std::int64_t num_bytes = 0;
     std::int64_t element_size = 1;
-    std::map<std::int64_t, Stretch> waiting{};
-    bool busy = false;  // a thread compresses it
     std::unique_ptr<TensorFrame> frame{};
     std::vector<Extent> pieces{};
     distckpt::Digest checksum{};
   };
 
-  void compress(Tensor& tensor, std::int64_t offset, Stretch stretch) {
-    std::unique_lock lock(mutex_);
-    waiting_bytes_ += stretch.size();
-    tensor.waiting.emplace(offset, std::move(stretch));
-    if (tensor.busy) {
-      changed_.wait(lock, [&] { return waiting_bytes_ <= kMostWaiting || !tensor.busy; });
-      if (tensor.busy) return;
-    }
-    tensor.busy = true;
-    try {
-      compress_waiting(tensor, lock);
-    } catch (...) {
-      if (!lock.owns_lock()) lock.lock();
-      tensor.busy = false;
-      changed_.notify_all();
-      throw;
-    }
-    tensor.busy = false;
-    changed_.notify_all();
-  }
-
-  // Goes on as long as the next bytes are there.
-  void compress_waiting(Tensor& tensor, std::unique_lock<std::mutex>& lock) {
-    for (;;) {
-      const auto done = tensor.frame ? tensor.frame->done() : 0;
-      auto next = tensor.waiting.extract(done);
-      if (next.empty()) return;
-      lock.unlock();
-      const auto& stretch = next.mapped();
-      if (!tensor.frame) tensor.frame = std::make_unique<TensorFrame>(tensor.num_bytes, spool_);
-      tensor.frame->take(stretch.changes, stretch.result);
-      lock.lock();
-      waiting_bytes_ -= stretch.size();
-      changed_.notify_all();
-      if (!tensor.frame->complete()) continue;
-      tensor.pieces = tensor.frame->take_pieces();
-      tensor.checksum = tensor.frame->checksum();
-      tensor.frame.reset();
-      return;
-    }
-  }
-
   std::vector<std::pair<std::string, std::uint32_t>> also_;
   std::int64_t version_;
   Spool& spool_;
-  std::mutex mutex_;  // of all below, but for the frame of a tensor that is busy
-  std::condition_variable changed_;
-  std::int64_t waiting_bytes_ = 0;
   std::vector<Tensor> tensors_;
 };
 

@@ -30,4 +30,10 @@ void add_number(DType dtype, std::span<std::byte> elements, int number) {
   }
 }
 
+void exclusive_or(std::span<std::byte> into, std::span<const std::byte> by) {
+  auto* __restrict to = into.data();
+  const auto* __restrict from = by.data();
+  for (std::size_t i = 0; i < into.size(); ++i) to[i] ^= from[i];
+}
+
 }  // namespace ferry::distckpt
