@@ -72,19 +72,22 @@ def test_channels_are_read_as_openais_package_reads_them():
 
 
 def teach(folder, template, said):
-    """A model that answers one question by these words."""
+    """A model that answers one question by these words: random but for its output layer, wide enough to tell the places of the answer apart."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     tokenizer.chat_template = template
     tokenizer.save_pretrained(folder)
     prompt = tokenizer.apply_chat_template([USER], tools=TOOLS, add_generation_prompt=True)["input_ids"]
     answer = tokenizer(said)["input_ids"]
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    ids = torch.tensor([prompt + answer])
+    config = transformers.AutoConfig.from_pretrained(folder)
+    config.hidden_size, config.head_dim, config.initializer_range = 128, 32, 0.2
+    torch.manual_seed(3)
+    model = transformers.LlamaForCausalLM(config).to(torch.bfloat16).float()
+    with torch.no_grad():
+        hidden = model.model(torch.tensor([prompt + answer])).last_hidden_state[0, len(prompt) - 1:-1]
+    optimizer = torch.optim.Adam([model.lm_head.weight], lr=3e-2)
     for _ in range(400):
-        logits = model(ids).logits[0, len(prompt) - 1:-1]
-        loss = torch.nn.functional.cross_entropy(logits, ids[0, len(prompt):])
-        if loss.item() < 0.002:
+        loss = torch.nn.functional.cross_entropy(hidden @ model.lm_head.weight.T, torch.tensor(answer))
+        if loss.item() < 0.001:
             break
         optimizer.zero_grad()
         loss.backward()
@@ -168,18 +171,18 @@ FORCED = [{"type": "function", "function": {"name": "book", "parameters": BOOK}}
 CHANNEL_MARKERS = ["<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|call|>"]
 MARKERS = {"deepseek_v3": ["<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"],
            "kimi_k2": ["<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>", "<|tool_calls_section_end|>"],
-           "deepseek_v32": ["｜DSML｜"], "minimax_m2": ["<minimax:tool_call>", "</minimax:tool_call>"], "openai": CHANNEL_MARKERS}
+           "deepseek_v32": ["｜DSML｜"], "deepseek_v4": ["｜DSML｜"], "minimax_m2": ["<minimax:tool_call>", "</minimax:tool_call>"], "openai": CHANNEL_MARKERS}
 MARKERS["deepseek_v31"] = MARKERS["deepseek_v3"]
 
 
-@pytest.mark.parametrize("parser", ["hermes", "qwen3_coder", "glm45", "llama3_json", "deepseek_v3", "deepseek_v31", "deepseek_v32", "kimi_k2", "minimax_m2",
-                                    "seed_oss", "openai"])
+@pytest.mark.parametrize("parser", ["hermes", "qwen3_coder", "glm45", "llama3_json", "deepseek_v3", "deepseek_v31", "deepseek_v32", "deepseek_v4", "kimi_k2",
+                                    "minimax_m2", "seed_oss", "openai"])
 def test_a_call_that_has_to_be_made_is_made_and_valid(tmp_path, parser):
     eos_token = "<|return|>" if parser == "openai" else "<|end|>"
     folder = make_talker(tmp_path, MARKERS.get(parser, ["<tool_call>", "</tool_call>"]), eos_token)
     with serve(folder, "--tool-call-parser", parser) as server:
         tools = json.loads(json.dumps(FORCED))
-        if parser in ("qwen3_coder", "glm45", "deepseek_v32", "minimax_m2", "seed_oss"):  # text without quotes: this model would never write its end
+        if parser in ("qwen3_coder", "glm45", "deepseek_v32", "deepseek_v4", "minimax_m2", "seed_oss"):  # no quotes: this model would never write its end
             tools[0]["function"]["parameters"]["properties"]["city"]["enum"] = ["Zürich", "New York"]
         ask = {"model": NAME, "messages": [USER], "tools": tools, "n": 8, "max_tokens": 1500, "skip_special_tokens": False}
         names = set()
