@@ -258,7 +258,10 @@ void LLMEngine::drop(Sequence& sequence) {
 }
 
 bool LLMEngine::has_unfinished() const {
-  const bool mine = !requests_.empty() || !ready_.empty();
+  return any_rank(!requests_.empty() || !ready_.empty());
+}
+
+bool LLMEngine::any_rank(bool mine) const {
   if (!shares_experts(model_)) return mine;
   const auto& mesh = model_.mesh();
   const auto flag = at::scalar_tensor(mine ? 1 : 0, at::kLong).to(mesh.world().device());

@@ -66,6 +66,8 @@ class LLMEngine {
   // If data parallel ranks share experts, this is a collective: true if any of them has requests,
   // and then all must step.
   bool has_unfinished() const;
+  // True if it is on any rank that steps with this one: a collective of ranks that share experts.
+  bool any_rank(bool mine) const;
 
   // Runs a step, and returns its outputs in the order in which requests were added. On a GPU the
   // next step is launched before this returns, unless its draws depend on this one's tokens

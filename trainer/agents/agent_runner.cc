@@ -112,34 +112,46 @@ void AgentRunner::run(std::vector<Session>& sessions,
   params_ = params;
   global_step_ = global_step;
   bool more = static_cast<bool>(observer_.next);
-  for (std::size_t number = 0; !more && number < sessions.size(); ++number) start(number);
-  while (!is_enough()) {
-    if (more) {
-      const auto numbers = observer_.next(/*waits=*/!engine_.has_unfinished() && asked_.empty());
+  bool has_enough = is_enough();
+  for (std::size_t number = 0; !more && !has_enough && number < sessions.size(); ++number)
+    start(number);
+  bool generates = false;
+  while (true) {
+    if (more && !has_enough) {
+      const auto numbers = observer_.next(/*waits=*/!generates && asked_.empty());
       more = numbers.has_value();
       if (more) std::ranges::for_each(*numbers, [&](auto number) { start(number); });
     }
-    const bool generates = engine_.has_unfinished();
-    if (!generates && asked_.empty()) {
-      if (!more) break;
-      observer_.poll();
-      continue;
-    }
-    if (generates) {
-      for (const auto& output : engine_.step()) {
-        if (output.error) throw Error(*output.error);
-        take(std::stoul(output.request_id), output);
-      }
-    }
+    generates = engine_.has_unfinished();
+    const bool goes_on = !has_enough && (more || !asked_.empty());
+    if (!generates && !engine_.any_rank(goes_on)) break;
+    if (generates) step();
     observer_.poll();
-    if (asked_.empty()) continue;
-    take_answers(/*wait=*/!generates);
-    for (const auto number : std::exchange(ready_, {}))
-      if (resume(number)) generate(number);
+    if (has_enough) continue;  // steps with ranks that have not
+    if (!asked_.empty()) {
+      take_answers(/*wait=*/!generates);
+      for (const auto number : std::exchange(ready_, {}))
+        if (resume(number)) generate(number);
+    }
+    has_enough = is_enough();
+    if (has_enough) abort();
   }
   interrupt();
   observer_ = {};
   for (auto& program : programs_) (void)program->answers(std::chrono::milliseconds(0));  // notices
+}
+
+void AgentRunner::step() {
+  for (const auto& output : engine_.step()) {
+    if (output.error) throw Error(*output.error);
+    take(std::stoul(output.request_id), output);
+  }
+}
+
+// Ends what the engine has of the sessions.
+void AgentRunner::abort() {
+  for (std::size_t number = 0; number < sessions_->size(); ++number)
+    (void)engine_.abort(std::to_string(number));
 }
 
 void AgentRunner::start(std::size_t number) {
@@ -178,8 +190,6 @@ void AgentRunner::take_answers(bool wait) {
 
 // Sessions that are not over stand behind a token, and wait for the model.
 void AgentRunner::interrupt() {
-  for (std::size_t number = 0; number < sessions_->size(); ++number)
-    (void)engine_.abort(std::to_string(number));
   while (!asked_.empty()) {
     for (const auto number : std::exchange(ready_, {})) (void)resume(number);
     observer_.poll();

@@ -44,7 +44,7 @@ struct SessionObserver {
   std::function<void()> poll = [] {};                                    // now and then
   // Instead of all sessions those begin, or go on, that this returns before each step of the
   // engine, until it returns nothing; it may append to the sessions. `waits`: there is nothing else
-  // to do. It says the same on all ranks.
+  // to do. It says the same on all ranks of a model.
   std::function<std::optional<std::vector<std::size_t>>(bool waits)> next{};
 };
 
@@ -60,9 +60,11 @@ class AgentRunner {
   ~AgentRunner();
 
   // Until all sessions are over, which begin, or go on; or until `is_enough`, which is asked behind
-  // each step of the engine and must say the same on all ranks: then questions that are open are
-  // waited for, and what else is under way stops. `params` are of all turns but for seed and
-  // max_tokens; `global_step`: behind which the engine's weights are. Called by all ranks of `tp`.
+  // each step of the engine and must say the same on all ranks of `tp`: then questions that are
+  // open are waited for, and what else is under way stops. `params` are of all turns but for seed
+  // and max_tokens; `global_step`: behind which the engine's weights are. Called by all ranks of
+  // `tp`, and by all that share experts: these take the same steps of the engine, a rank that has
+  // nothing to draw or has enough, too, until none has anything left.
   // Throws Error of the engine, or of an environment.
   void run(
       std::vector<Session>& sessions,
@@ -94,6 +96,8 @@ class AgentRunner {
 
   void add_loop(AgentLoopKind kind, std::unique_ptr<AgentLoop> loop);
   const AgentLoop* loop_of(const Session& session) const;
+  void step();
+  void abort();
   void start(std::size_t number);
   void begin(std::size_t number);
   void generate(std::size_t number);

@@ -67,12 +67,6 @@ ConfigRules<PpoConfig> partial_rollout_rules() {
        },
        "partial_rollout answers gen_batch_size prompts at a time, more than train_batch_size and "
        "at most twice as many, of which those that are finished first are learned from"},
-      {"partial_answers_share_no_experts",
-       {kPartialRollout, kRolloutSection + ".expert_parallel_size"},
-       [](const PpoConfig& c) {
-         return !c.async_training.partial_rollout || c.rollout.expert_parallel_size == 1;
-       },
-       "ranks that share experts take each step together, so that none can stop before the others"},
   };
 }
 

@@ -209,12 +209,6 @@ ConfigRules<PpoConfig> rollout_rules() {
          return !c.rollout.val_kwargs.do_sample || c.rollout.val_kwargs.temperature > 0;
        },
        "tokens are drawn at a temperature above 0"},
-      {"agents_share_no_experts",
-       {kRolloutSection + ".agent.default_agent_loop", kRolloutSection + ".expert_parallel_size"},
-       [](const PpoConfig& c) {
-         return !c.rollout.agents.enabled() || c.rollout.expert_parallel_size == 1;
-       },
-       "ranks that share experts take each step together, for which none can wait for a tool"},
   };
 }
 

@@ -259,8 +259,7 @@ std::vector<Session> ActorRolloutRefWorker::finished_groups(const Sampling& samp
       run(replicas_->share(carried_, params, quiet), [&] { return groups.are_finished(); });
       replicas_->recall();
     }
-    const auto is_enough = [&] { return groups.know_their_end(); };
-    if (!is_enough()) run(quiet, is_enough);
+    run(quiet, [&] { return groups.know_their_end(); });
     groups.cut();
   }
   require(groups.are_finished(), ErrorKind::kUsage,

@@ -27,13 +27,13 @@ def call(name, expression):
 CALLS = [call("calculator", "17*3"), call("calculator", "1/0"), call("calculator", "2**5-1"), call("nothing", "1")]
 
 
-def write_world(folder, calls):
+def write_world(folder, calls, family="Llama", **shape):
     """A model that often says one of these texts, each a token of its own, and often ends its turn."""
     import torch
     import transformers
     folder.mkdir(exist_ok=True)
-    write_model(folder / "model", num_hidden_layers=2, hidden_size=16, intermediate_size=32, num_attention_heads=2, num_key_value_heads=2,
-                vocab_size=312, max_position_embeddings=160)
+    write_model(folder / "model", family, **{"num_hidden_layers": 2, "hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2,
+                                            "num_key_value_heads": 2, "vocab_size": 312, "max_position_embeddings": 160} | shape)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "model")
     tokenizer.add_tokens(calls)
     tokenizer.chat_template = TEMPLATE
@@ -113,6 +113,30 @@ def test_the_first_step_is_the_same_on_any_mesh(more, world, once, work):
         assert two[1][name] == once[1][name], name
 
 
+@pytest.fixture(scope="module")
+def experts(tmp_path_factory):
+    """A tool that is slow where the first rank asks, so that the other is over while that one waits."""
+    world = write_world(tmp_path_factory.mktemp("agents_of_experts"), CALLS, "Mixtral", num_local_experts=4, num_experts_per_tok=2)
+    slow = "    if os.environ.get('RANK') == '0': time.sleep(.1)\n    try:\n"
+    (world / "calculator.py").write_text(CALCULATOR.read_text().replace("import sys\n", "import os, sys, time\n").replace("    try:\n", slow))
+    (world / "tools.json").write_text(json.dumps({"tools": [{"tool_schema": SCHEMA, "command": f"{sys.executable} {world / 'calculator.py'}"}]}))
+    return world
+
+
+EP2 = {f"{ROLLOUT}.expert_parallel_size": 2}
+
+
+@pytest.mark.parametrize("more", [EP2, EP2 | {f"{ACTOR}.megatron.expert_model_parallel_size": 2}], ids=["ep2", "ep2, in the actor's memory"])
+def test_ranks_that_share_experts_have_sessions_of_their_own(more, experts, work):
+    once = train(experts, work / "once", **with_tools(experts))
+    two = train(experts, work / "two", 2, **with_tools(experts), **more)
+    assert samples(work / "two", 1) == samples(work / "once", 1) and two[1]["num_turns/max"] >= 4
+    for name in ("num_turns/mean", "critic/score/mean", "response_length/mean", "actor/entropy", "rollout_corr/kl"):
+        assert two[1][name] == once[1][name], name
+    again = {f"{ROLLOUT}.agent.replay_dir": str(work / "two/sessions")}
+    assert train(experts, work / "again", 2, **with_tools(experts), **more, **again) == two
+
+
 def test_a_run_is_played_again_without_its_tools(world, once, work):
     (work / "tools.json").write_text(json.dumps({"tools": [{"tool_schema": SCHEMA, "command": "exit 1"}]}))
     again = {f"{ROLLOUT}.agent.replay_dir": str(world / "once/sessions")}
@@ -144,6 +168,16 @@ def test_an_asynchronous_run_is_played_again(mode, world, work):
         assert tree(work / "again" / folder) == tree(work / "first" / folder)
     spans = [len(sample["global_steps"]) for step in first for sample in samples(work / "first", step)]
     assert max(spans) == (2 if "data.gen_batch_size" in mode else 1)
+
+
+def test_partial_rollouts_of_ranks_that_share_experts_are_played_again(experts, work):
+    more = with_tools(experts) | PARTIAL | EP2 | {f"{ROLLOUT}.ranks": [1, 2], f"{ROLLOUT}.max_num_seqs": 3}
+    first = train(experts, work / "first", 3, **more)
+    whole = more | {f"{ROLLOUT}.expert_parallel_size": 1}
+    assert train(experts, work / "again", 3, **whole, **{f"{ROLLOUT}.agent.replay_dir": str(work / "first/sessions")}) == first
+    for folder in ("sessions", "rollouts"):
+        assert tree(work / "again" / folder) == tree(work / "first" / folder)
+    assert max(len(sample["global_steps"]) for step in first for sample in samples(work / "first", step)) == 2
 
 
 def test_a_partial_rollout_of_replicas_is_played_again(world, work):

@@ -122,6 +122,17 @@ def test_each_copy_of_a_model_interrupts_answers_of_its_own(mesh, world, work):
     assert answers[0] == answers[1] and max(values(steps, "training/rollout_probs_diff_max")) == 0
 
 
+def test_ranks_that_share_experts_interrupt_answers_of_their_own(work):
+    """They take the same steps of the engine, but stop at different ones: with the same bytes as ranks that have all experts."""
+    world = write_world(work / "world", "Mixtral", prompts=32, num_local_experts=4, num_experts_per_tok=2)
+    more = PARTIAL | DP2 | {"trainer.total_training_steps": 5, f"{ROLLOUT}.max_num_seqs": 2}
+    steps = train(world, work / "whole", 3, **more)
+    assert train(world, work / "shared", 3, **more, **{f"{ROLLOUT}.expert_parallel_size": 2}) == steps
+    for step in steps:
+        assert samples(work / "shared", step) == samples(work / "whole", step)
+    assert any(len(one["global_steps"]) == 2 for step in steps for one in samples(work / "shared", step))
+
+
 def test_it_learns_as_the_synchronous_run_does(world, work):
     """Answers are to have the letters of the first half of the alphabet."""
     program = work / "reward.py"
