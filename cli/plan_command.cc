@@ -97,6 +97,8 @@ void plan(const PlanFlags& flags,
   const auto setup = trainer::setup_of(chosen.config, models, ranks, device);
   auto plan = trainer::plan_run(setup);
   std::ranges::move(trainer::host_misfits(plan, hosts), std::back_inserter(plan.misfits));
+  if (auto misfit = trainer::replica_misfit(setup, plan))
+    plan.misfits.push_back(std::move(*misfit));
   const PlanChoice choice{.settings = chosen.settings, .offload = chosen.offload};
   if (flags.json)
     fmt::print("{}\n", json_text(plan_json(setup, choice, plan)));

@@ -62,7 +62,7 @@ std::int64_t cache_bytes(const EngineOptions& options, const GPTModel& model) {
   const auto of_step = step_memory(model, limits_of(options));
   models::release_cached_memory(device);
   const auto free = models::free_memory(device);
-  if (!free) return options.kv_cache_bytes;
+  if (!free || options.gpu_memory_utilization == 0) return options.kv_cache_bytes;
   return static_cast<std::int64_t>(static_cast<double>(*free) * options.gpu_memory_utilization) -
          of_step;
 }

@@ -32,7 +32,7 @@ struct EngineOptions {
   std::int64_t max_num_batched_tokens = 8192;  // in one step
   std::int64_t max_model_len = 0;  // tokens of a sequence, at most. 0: the model's positions
   std::int64_t num_blocks = 0;     // of the KV cache. 0: as many as there is memory for
-  // Share of a GPU's free memory for a step and the cache.
+  // Share of a GPU's free memory for a step and the cache. 0: the cache has kv_cache_bytes.
   double gpu_memory_utilization = 0.9;
   std::int64_t kv_cache_bytes = std::int64_t{4} << 30;  // on the host
   bool enable_prefix_caching = true;  // with linear attention: only with chunked prefill

@@ -27,7 +27,8 @@ constexpr auto kColumns = std::to_array<Column>({{"weights", &PhaseBytes::weight
                                                  {"activations", &PhaseBytes::activations},
                                                  {"logits", &PhaseBytes::logits},
                                                  {"staging", &PhaseBytes::staging},
-                                                 {"context", &PhaseBytes::context}});
+                                                 {"context", &PhaseBytes::context},
+                                                 {"replicas", &PhaseBytes::replicas}});
 
 std::string in_gib(std::int64_t bytes) {
   return bytes == 0 ? "-" : fmt::format("{:.1f}", static_cast<double>(bytes) / (1 << 30));

@@ -168,6 +168,7 @@ void add_replica(CLI::App& train) {
   struct Flags {
     std::string socket{};
     std::optional<std::size_t> slot{};
+    int gpu = 0;
   };
   const auto flags = std::make_shared<Flags>();
   auto* const command = train.add_subcommand(
@@ -177,8 +178,12 @@ void add_replica(CLI::App& train) {
                    "RUN/replicas/rank<R>.sock of a run with rollout.replicas.elastic")
       ->required();
   command->add_option("--slot", flags->slot, "The number that the rank has given it");
+  command
+      ->add_option("--gpu", flags->gpu,
+                   "The GPU that it computes on, in a run with trainer.device=cuda")
+      ->check(CLI::NonNegativeNumber);
   command->footer("Exit status: 0 the run has ended, 2 trouble.");
-  command->callback([flags] { trainer::run_replica(flags->socket, flags->slot); });
+  command->callback([flags] { trainer::run_replica(flags->socket, flags->slot, flags->gpu); });
 }
 
 }  // namespace

@@ -79,6 +79,11 @@ void stop_cuda_profiler() {
   cudaProfilerStop();
 }
 
+int num_devices() {
+  int count = 0;
+  return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
+}
+
 std::string device_name(c10::Device device) {
   cudaDeviceProp properties{};
   if (!device.is_cuda() || cudaGetDeviceProperties(&properties, device.index()) != cudaSuccess)

@@ -34,6 +34,8 @@ void unpin(void* data);
 void start_cuda_profiler();
 void stop_cuda_profiler();
 
+int num_devices();  // GPUs that this process sees
+
 // CUDA's name of the device: "NVIDIA H100 80GB HBM3". Empty for the host.
 std::string device_name(c10::Device device);
 

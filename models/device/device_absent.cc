@@ -32,6 +32,10 @@ void start_cuda_profiler() {}
 
 void stop_cuda_profiler() {}
 
+int num_devices() {
+  return 0;
+}
+
 std::string device_name(c10::Device) {
   return "";
 }

@@ -71,25 +71,12 @@ ConfigRules<PpoConfig> partial_rollout_rules() {
 }
 
 ConfigRules<PpoConfig> replica_rules() {
-  const auto replicas = kRolloutSection + ".replicas";
-  const auto rule = [&](std::string name, std::string key, auto fits, std::string says) {
-    return ConfigRule<PpoConfig>{
-        std::move(name),
-        {replicas + ".num", replicas + ".elastic", std::move(key)},
-        [=](const PpoConfig& c) { return !c.rollout.replicas.enabled() || fits(c); },
-        std::move(says)};
-  };
-  return {
-      rule(
-          "replicas_share_no_experts", kRolloutSection + ".expert_parallel_size",
-          [](const PpoConfig& c) { return c.rollout.expert_parallel_size == 1; },
-          "a replica is one process with the whole model, and the ranks that it helps have no "
-          "experts in common with ranks that it does not"),
-      rule(
-          "replicas_compute_on_the_host", "trainer.device",
-          [](const PpoConfig& c) { return c.trainer.run.device == DeviceKind::kCpu; },
-          "replicas are given weights over the host's network"),
-  };
+  return {{"replicas_of_the_host_have_no_devices",
+           {kRolloutSection + ".replicas.devices", "trainer.device"},
+           [](const PpoConfig& c) {
+             return c.rollout.replicas.devices.empty() || c.trainer.run.device == DeviceKind::kCuda;
+           },
+           "devices are GPUs, and the replicas of a run are where the run is"}};
 }
 
 }  // namespace
@@ -104,6 +91,10 @@ void list(ConfigTable& table, ReplicaConfig& c) {
   table.add("start_timeout", c.start_timeout, "seconds that it may take to load the model",
             at_least(1));
   table.add("max_restarts", c.max_restarts, "times that each is started again", at_least(0));
+  table.add(
+      "devices", c.devices,
+      "GPUs of a machine that replicas of its ranks take in turn; empty: those without a rank",
+      at_least(0));
 }
 
 void list(ConfigTable& table, AsyncTrainingConfig& c) {

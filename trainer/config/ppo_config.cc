@@ -177,7 +177,9 @@ void list(ConfigTable& table, RolloutConfig& c) {
       "share of a GPU's memory, free when generation starts, that it may fill; auto: what "
       "the other roles leave",
       above_to(0, 1));
-  table.add("kv_cache_bytes", c.kv_cache_bytes, "bytes of the KV cache on the host", at_least(1));
+  table.add("kv_cache_bytes", c.kv_cache_bytes,
+            "bytes of the KV cache on the host, and of a replica's on a GPU that a rank has",
+            at_least(1));
   table.add("max_num_batched_tokens", c.max_num_batched_tokens, "tokens of a forward pass",
             at_least(1));
   table.add("max_num_seqs", c.max_num_seqs, "sequences of a forward pass", at_least(1));

@@ -114,6 +114,9 @@ struct ReplicaConfig {      // actor_rollout_ref.rollout.replicas
   int timeout = 60;         // seconds
   int start_timeout = 600;  // seconds
   int max_restarts = 3;     // of each
+  // GPUs of a machine that the replicas of its ranks are on, one after the other. Empty: those on
+  // which no rank is.
+  std::vector<int> devices{};
   bool operator==(const ReplicaConfig&) const = default;
 
   bool enabled() const { return num > 0 || elastic; }
@@ -128,8 +131,9 @@ struct RolloutConfig {  // actor_rollout_ref.rollout
   bool ignore_eos = false;
   int tensor_model_parallel_size = 1;
   int expert_parallel_size = 1;
-  std::optional<double> gpu_memory_utilization{};       // default: auto
-  std::int64_t kv_cache_bytes = std::int64_t{1} << 30;  // on the host
+  std::optional<double> gpu_memory_utilization{};  // default: auto
+  // On the host, and of a replica on a GPU that a rank has.
+  std::int64_t kv_cache_bytes = std::int64_t{1} << 30;
   int max_num_batched_tokens = 8192;
   int max_num_seqs = 256;
   bool enable_chunked_prefill = true;
@@ -145,6 +149,8 @@ struct RolloutConfig {  // actor_rollout_ref.rollout
   AgentSections agents{};  // of several turns
   bool operator==(const RolloutConfig&) const = default;
 
+  // True if no rank has the whole model.
+  bool shares_model() const { return tensor_model_parallel_size * expert_parallel_size > 1; }
   // True if tokens are left out of the draw.
   bool truncates() const { return top_k > 0 || top_p < 1; }
 };

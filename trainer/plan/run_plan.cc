@@ -39,6 +39,52 @@ ModelOnRank rollout_model(const RunSetup& setup) {
   return {setup.roles.front().model, engine, setup.rollout->mesh(), {}, {}, setup.device.on_host};
 }
 
+// A replica is one process with all of the model.
+ModelOnRank replica_model(RunSetup setup) {
+  auto& parallel = setup.rollout->parallel;
+  parallel.tensor_model_parallel_size = parallel.expert_model_parallel_size = 1;
+  setup.rollout->ranks.resize(1);
+  return rollout_model(setup);
+}
+
+// True if a rank of the rollout, by its place among them, is the first that answers its prompts.
+bool has_replicas(const RolloutSetup& rollout, int place) {
+  return rollout.settings.replicas.enabled() && place >= 0 &&
+         place % rollout.parallel.tensor_model_parallel_size == 0;
+}
+
+// The replicas on a rank's device, where all ranks are on one machine.
+int num_replicas_on(const RunSetup& setup, int rank) {
+  if (!setup.rollout || setup.device.on_host) return 0;
+  const auto& rollout = *setup.rollout;
+  const auto& replicas = rollout.settings.replicas;
+  const auto first = std::ssize(rollout.ranks) / rollout.parallel.tensor_model_parallel_size;
+  int count = 0;
+  for (std::int64_t i = 0; i < first * replicas.num && !replicas.devices.empty(); ++i)
+    count +=
+        replicas.devices[static_cast<std::size_t>(i) % replicas.devices.size()] == rank ? 1 : 0;
+  return count;
+}
+
+// The most that a step of the rollout takes beside weights and cache.
+std::int64_t rollout_step_bytes(const RolloutConfig& settings, const ModelOnRank& model) {
+  constexpr std::int64_t kOfADraw = 3 * sizeof(float);  // probabilities, sorted, and their sums
+  const auto rows = std::int64_t{settings.max_num_batched_tokens};
+  const auto sequences = std::int64_t{settings.max_num_seqs};
+  const auto chunk = model.chunks().front();
+  return static_cast<std::int64_t>(models::activation_bytes(chunk, kForwardOnly, 0).passing *
+                                   static_cast<double>(rows)) +
+         sequences * model.config().vocab_size * (size_of(model.layout().dtype) + kOfADraw);
+}
+
+// All that a replica has: on the host, or on a GPU that it shares with a rank.
+std::int64_t replica_bytes(const RunSetup& setup, const ModelOnRank& model) {
+  const auto& settings = setup.rollout->settings;
+  const auto always =
+      model.memory(false).parameters + model.vision_bytes() + settings.kv_cache_bytes;
+  return setup.device.on_host ? always : always + kContext + rollout_step_bytes(settings, model);
+}
+
 // CUDA's and NCCL's own.
 std::int64_t context_bytes(const RunSetup& setup, const RankGroup& group) {
   if (setup.device.on_host) return 0;
@@ -95,14 +141,21 @@ void add_role(PhaseBytes& bytes,
   bytes.host += memory.on_host;
 }
 
-// Processes that answer beside the rank, each with a model and a cache, and the copy of the weights
-// that they read.
-void add_replicas(PhaseBytes& bytes, const RolloutSetup& rollout, const ModelOnRank& model) {
-  const auto& replicas = rollout.settings.replicas;
-  if (!replicas.enabled()) return;
-  const auto parameters = model.memory(false).parameters;
-  bytes.weights += parameters + replicas.num * (parameters + model.vision_bytes());
-  bytes.kv_cache += replicas.num * rollout.settings.kv_cache_bytes;
+// Processes that answer beside the rank, the copy of the weights on the host that they read, and
+// the whole model that it is made of where ranks share theirs.
+void add_replicas(PhaseBytes& bytes, const RunSetup& setup, const RankGroup& group) {
+  if (!group.replica) return;
+  const bool on_host = setup.device.on_host;
+  const auto& settings = setup.rollout->settings;
+  const auto parameters = group.replica->memory(false).parameters;
+  if (group.has_replicas) {
+    (on_host ? bytes.replicas : bytes.host) += parameters;
+    if (settings.shares_model()) bytes.weights += parameters;
+  }
+  const int here = !on_host             ? group.num_replicas_here
+                   : group.has_replicas ? settings.replicas.num
+                                        : 0;
+  bytes.replicas += here * replica_bytes(setup, *group.replica);
 }
 
 // The rollout's own weights and cache, where they are.
@@ -113,7 +166,6 @@ void add_rollout(PhaseBytes& bytes,
   if (!group.rollout) return;
   bytes.weights += group.rollout->vision_bytes();
   const auto& rollout = *setup.rollout;
-  add_replicas(bytes, rollout, *group.rollout);
   const bool alone = !group.models.front();
   const bool awake = phase.work == Work::kGenerate || phase.work == Work::kReshard || alone ||
                      !rollout.settings.free_cache_engine;
@@ -225,6 +277,19 @@ double RunPlan::step_seconds() const {
   return sum;
 }
 
+std::optional<std::string> replica_misfit(const RunSetup& setup, const RunPlan& plan) {
+  if (!setup.rollout || setup.device.on_host || setup.rollout->settings.replicas.num == 0)
+    return std::nullopt;
+  const auto model = replica_model(setup);
+  const auto bytes = kContext + model.memory(false).parameters + model.vision_bytes() +
+                     rollout_step_bytes(setup.rollout->settings, model) +
+                     setup.longest_sequence *
+                         models::key_value_bytes(model.config(), model.mesh().tp(), model.layout());
+  if (bytes <= plan.memory) return std::nullopt;
+  return fmt::format("a replica, which has the whole model, needs {} of {}", in_words(bytes),
+                     in_words(plan.memory));
+}
+
 std::vector<RankGroup> rank_groups(const RunSetup& setup) {
   std::map<std::vector<int>, RankGroup> groups;
   for (int rank = 0; rank < setup.world_size; ++rank) {
@@ -233,7 +298,10 @@ std::vector<RankGroup> rank_groups(const RunSetup& setup) {
       const auto place = place_of(role.ranks, rank);
       parts.push_back(place < 0 ? -1 : role.mesh().coordinates(place).pp);
     }
-    parts.push_back(setup.rollout ? std::min(place_of(setup.rollout->ranks, rank), 0) : -1);
+    const int place = setup.rollout ? place_of(setup.rollout->ranks, rank) : -1;
+    const bool has_some = setup.rollout && has_replicas(*setup.rollout, place);
+    const int num_here = num_replicas_on(setup, rank);
+    parts.insert(parts.end(), {std::min(place, 0), has_some ? 1 : 0, num_here});
     auto& group = groups[parts];
     group.ranks.push_back(rank);
     if (!group.models.empty()) continue;
@@ -245,7 +313,10 @@ std::vector<RankGroup> rank_groups(const RunSetup& setup) {
                                                 role.mesh().coordinates(place), role.memory.dtypes,
                                                 setup.device.on_host)));
     }
-    if (parts.back() == 0) group.rollout = rollout_model(setup);
+    if (place >= 0) group.rollout = rollout_model(setup);
+    if (has_some || num_here > 0) group.replica = replica_model(setup);
+    group.has_replicas = has_some;
+    group.num_replicas_here = num_here;
   }
   std::vector<RankGroup> all;
   for (auto& [parts, group] : groups) all.push_back(std::move(group));
@@ -300,18 +371,16 @@ RolloutRoom rollout_room(const RunSetup& setup, const RankGroup& group) {
   held.weights += model.vision_bytes();
   held.context = context_bytes(setup, group);
 
-  const auto chunk = model.chunks().front();
   const auto& config = model.config();
-  const auto rows = std::int64_t{settings.max_num_batched_tokens};
   const auto sequences = std::int64_t{settings.max_num_seqs};
-  constexpr std::int64_t kOfADraw = 3 * sizeof(float);  // probabilities, sorted, and their sums
   RolloutRoom room;
   room.free = std::max<std::int64_t>(setup.device.memory - held.on_device(), 0);
-  room.step = static_cast<std::int64_t>(models::activation_bytes(chunk, kForwardOnly, 0).passing *
-                                        static_cast<double>(rows)) +
-              sequences * config.vocab_size * (size_of(model.layout().dtype) + kOfADraw);
+  room.step = rollout_step_bytes(settings, model);
+  PhaseBytes later;  // that replicas take when the cache is there
+  add_replicas(later, setup, group);
   const bool reshards = !rollout.shares_memory;
   room.reserve = setup.device.memory - usable(setup.device.memory, setup.device.on_host) +
+                 later.on_device() +
                  (reshards ? 2 * (settings.update_weights_bucket_megabytes * kMiB) : 0);
   room.useful = (sequences * ceil_div(setup.longest_sequence, kCacheBlock) + 1) * kCacheBlock *
                     models::key_value_bytes(config, model.mesh().tp(), model.layout()) +
@@ -325,6 +394,7 @@ PhaseBytes resting_bytes(const RunSetup& setup, const RankGroup& group, const Ph
     if (group.models[i]) add_role(bytes, setup, i, *group.models[i], phase);
   }
   add_rollout(bytes, setup, group, phase);
+  add_replicas(bytes, setup, group);
   bytes.context = context_bytes(setup, group);
   return bytes;
 }

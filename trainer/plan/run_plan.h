@@ -21,12 +21,14 @@ struct PhaseBytes {
   std::int64_t kv_cache = 0;
   std::int64_t activations = 0;
   std::int64_t logits = 0;
-  std::int64_t staging = 0;  // of messages
-  std::int64_t context = 0;  // CUDA's and NCCL's own
-  std::int64_t host = 0;     // pinned: what rests there
+  std::int64_t staging = 0;   // of messages
+  std::int64_t context = 0;   // CUDA's and NCCL's own
+  std::int64_t replicas = 0;  // other processes, all that they have
+  std::int64_t host = 0;      // what rests there, pinned, and weights that replicas read
 
   std::int64_t on_device() const {
-    return weights + gradients + optimizer + kv_cache + activations + logits + staging + context;
+    return weights + gradients + optimizer + kv_cache + activations + logits + staging + context +
+           replicas;
   }
 };
 
@@ -65,11 +67,18 @@ struct RunPlan {
 
 RunPlan plan_run(const RunSetup& setup);
 
+// Says it where a replica of the rollout is too large for a GPU: the run goes on without it.
+std::optional<std::string> replica_misfit(const RunSetup& setup, const RunPlan& plan);
+
 // Ranks that have the same part of each role, and those parts.
 struct RankGroup {
   std::vector<int> ranks{};
   std::vector<std::optional<ModelOnRank>> models{};  // of setup.roles; nothing: no part in it
   std::optional<ModelOnRank> rollout{};
+  // A replica's, where such a rank has replicas or shares its device with some.
+  std::optional<ModelOnRank> replica{};
+  bool has_replicas = false;
+  int num_replicas_here = 0;  // on its device
 };
 std::vector<RankGroup> rank_groups(const RunSetup& setup);
 

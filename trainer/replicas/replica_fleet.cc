@@ -25,10 +25,14 @@ std::filesystem::path file_of(const std::filesystem::path& folder, int rank, con
 
 }  // namespace
 
-ReplicaFleet::ReplicaFleet(const PpoConfig& config, models::GPTModel& model, int rank)
+ReplicaFleet::ReplicaFleet(const PpoConfig& config,
+                           models::GPTModel& model,
+                           int rank,
+                           const ReplicaDevices& devices)
     : config_(config),
       model_(model),
       rank_(rank),
+      devices_(devices),
       folder_(std::filesystem::absolute(config.trainer.run.default_local_dir) / kReplicaFolder),
       journal_(file_of(folder_, rank, "jsonl")),
       listener_(file_of(folder_, rank, "sock")),
@@ -54,7 +58,7 @@ void ReplicaFleet::start(std::size_t slot) {
   one.started = Clock::now();
   one.process = std::make_unique<ChildProcess>(std::vector<std::string>{
       program, "train", "replica", file_of(folder_, rank_, "sock").string(), "--slot",
-      std::to_string(slot)});
+      std::to_string(slot), "--gpu", std::to_string(devices_.of_slot(slot))});
   write("started", {{"slot", slot}});
 }
 
@@ -123,8 +127,10 @@ void ReplicaFleet::hear(Replica& replica, const json& packet) {
       replica.slot = slot;
       slots_[slot].has_joined = true;
     }
-    replica.socket.send({{"config", file_of(folder_, rank_, "toml").string()},
-                         {"timeout", config_.rollout.replicas.timeout}});
+    replica.socket.send(
+        {{"config", file_of(folder_, rank_, "toml").string()},
+         {"timeout", config_.rollout.replicas.timeout},
+         {"gpu_memory_utilization", devices_.memory_utilization(packet.at("gpu").get<int>())}});
   } else if (packet.contains("loaded")) {
     const auto mine = models::numerics_policy(model_).digest();
     require(packet["loaded"] == mine, ErrorKind::kUsage,

@@ -26,6 +26,7 @@
 #include "trainer/config/ppo_config.h"
 #include "trainer/metrics/append_file.h"
 #include "trainer/replicas/packet_socket.h"
+#include "trainer/replicas/replica_devices.h"
 #include "trainer/replicas/weight_image.h"
 #include "trainer/rewards/child_process.h"
 
@@ -36,8 +37,11 @@ inline constexpr const char* kReplicaFolder = "replicas";  // in that of a run
 class ReplicaFleet {
  public:
   // Listens on RUN/replicas/rank<R>.sock, and starts replicas. `model`: of the rank's rollout; it
-  // outlives this.
-  ReplicaFleet(const PpoConfig& config, models::GPTModel& model, int rank);
+  // outlives this. Throws Error(kIo), Error(kUsage) if they have no GPU.
+  ReplicaFleet(const PpoConfig& config,
+               models::GPTModel& model,
+               int rank,
+               const ReplicaDevices& devices = {});
   ~ReplicaFleet();
 
   // The model has the weights behind `step`, until it is told again: replicas that are there get
@@ -97,6 +101,7 @@ class ReplicaFleet {
   const PpoConfig& config_;
   models::GPTModel& model_;
   int rank_;
+  ReplicaDevices devices_;
   std::filesystem::path folder_;
   AppendFile journal_;
   PacketListener listener_;

@@ -1,32 +1,14 @@
 #include "trainer/replicas/replica_group.h"
 
-#include <algorithm>
-#include <numeric>
 #include <utility>
 
+#include "models/device/device.h"
 #include "models/distributed/messages.h"
 #include "trainer/replicas/session_packet.h"
 
 namespace ferry::trainer {
 
 using nlohmann::json;
-
-namespace {
-
-// The first rank of each copy of the rollout.
-std::vector<int> first_ranks(const models::World& world, const PpoConfig& config) {
-  auto ranks = config.rollout.ranks;
-  if (ranks.empty()) {
-    ranks.resize(static_cast<std::size_t>(world.size()));
-    std::iota(ranks.begin(), ranks.end(), 0);
-  }
-  const auto tp = static_cast<std::size_t>(config.rollout.tensor_model_parallel_size);
-  std::vector<int> first;
-  for (std::size_t i = 0; i < ranks.size(); i += tp) first.push_back(ranks[i]);
-  return first;
-}
-
-}  // namespace
 
 ReplicaGroup::ReplicaGroup(models::World& world,
                            const PpoConfig& config,
@@ -35,12 +17,12 @@ ReplicaGroup::ReplicaGroup(models::World& world,
                            models::GPTModel* model)
     : config_(config), mesh_(mesh), model_(model) {
   const bool is_first = mesh != nullptr && mesh->tp().rank() == 0;
-  if (config.rollout.tensor_model_parallel_size > 1) {
+  if (config.rollout.shares_model()) {
     if (is_first) {
       auto parallel = config.rollout_parallel();
-      parallel.tensor_model_parallel_size = 1;
+      parallel.tensor_model_parallel_size = parallel.expert_model_parallel_size = 1;
       first_ranks_ = std::make_unique<models::ParallelState>(world, parallel, "replicas",
-                                                             first_ranks(world, config));
+                                                             first_ranks(config, world.size()));
       whole_ = rollout_model(config, origin, *first_ranks_);
     }
     gather_ = std::make_unique<models::Resharder>(
@@ -52,7 +34,8 @@ ReplicaGroup::ReplicaGroup(models::World& world,
   }
   if (is_first)
     fleet_ = std::make_unique<ReplicaFleet>(config, whole_.empty() ? *model : *whole_.front(),
-                                            world.rank());
+                                            world.rank(),
+                                            replica_devices(config, world, models::num_devices()));
 }
 
 void ReplicaGroup::give_weights(std::int64_t step) {

@@ -11,6 +11,7 @@
 
 #include "distckpt/base/error.h"
 #include "models/certificate/numerics_digest.h"
+#include "models/device/device.h"
 #include "trainer/agents/tools.h"
 #include "trainer/config/ppo_config.h"
 #include "trainer/engine/run_options.h"
@@ -86,13 +87,17 @@ class ReplicaRun {
   bool stops_ = false;
 };
 
-void serve_rank(PacketSocket& socket) {
+void serve_rank(PacketSocket& socket, int gpu) {
   const auto hello = next_packet(socket);
   if (!hello) return;
   const std::chrono::milliseconds timeout(1000 * hello->at("timeout").get<std::int64_t>());
   auto config = load_ppo_config("ppo", hello->at("config").get<std::string>(), {});
-  config.rollout.tensor_model_parallel_size = 1;  // a replica is one process
-  models::World world(world_options(config.trainer.run));
+  config.rollout.tensor_model_parallel_size = config.rollout.expert_parallel_size = 1;
+  config.rollout.gpu_memory_utilization = hello->at("gpu_memory_utilization").get<double>();
+  auto options = world_options(config.trainer.run);
+  if (options.device.is_cuda()) options.device.set_index(static_cast<c10::DeviceIndex>(gpu));
+  models::set_device(options.device);
+  models::World world(options);
   const auto origin = open_checkpoint(config.model);
   const auto tools = shared_tools(config.rollout.agents, world);
   const PromptEncoder encoder(tokenizer_folder(config.model, *origin), config.data, tools.schemas,
@@ -102,8 +107,8 @@ void serve_rank(PacketSocket& socket) {
   socket.send({{"loaded", models::numerics_policy(*rollout.model).digest()}});
   while (const auto packet = next_packet(socket)) {
     if (packet->contains("weights")) {
+      rollout.engine->reset_prefix_cache();  // waits for a step that a GPU still computes
       read_weights(packet->at("weights"), socket.take_file(), *rollout.model);
-      rollout.engine->reset_prefix_cache();
       socket.send({{"has weights", packet->at("step")}});
     } else if (packet->contains("run")) {
       ReplicaRun(socket, timeout / 4).run(*rollout.agents, *packet);
@@ -113,11 +118,11 @@ void serve_rank(PacketSocket& socket) {
 
 }  // namespace
 
-void run_replica(const std::filesystem::path& path, std::optional<std::size_t> slot) {
+void run_replica(const std::filesystem::path& path, std::optional<std::size_t> slot, int gpu) {
   auto socket = PacketSocket::connect(path);
-  socket.send({{"joins", slot ? json(*slot) : json()}, {"pid", getpid()}});
+  socket.send({{"joins", slot ? json(*slot) : json()}, {"pid", getpid()}, {"gpu", gpu}});
   try {
-    serve_rank(socket);
+    serve_rank(socket, gpu);
   } catch (const std::exception& error) {
     if (socket.is_closed()) return;
     socket.send({{"failed", error.what()}});

@@ -60,10 +60,12 @@ void check_hosts(const RunPlan& plan, const std::vector<HostShare>& hosts) {
       "optimizer_offload, async_save)");
 }
 
-// Leaves to CUDA and NCCL what the plan says that they take on this rank: NCCL allocates a little
-// now and then for as long as a run lasts, and a device that LibTorch has all of fails it then.
+// Leaves to CUDA, NCCL and replicas what the plan says that they take on this rank's device: NCCL
+// allocates a little now and then for as long as a run lasts, and a device that LibTorch has all of
+// fails it then.
 void leave_room(const RunPlan& plan, const models::World& world) {
-  const auto others = plan.most_bytes(world.rank(), &PhaseBytes::context);
+  const auto others = plan.most_bytes(world.rank(), &PhaseBytes::context) +
+                      plan.most_bytes(world.rank(), &PhaseBytes::replicas);
   const auto total = models::total_memory(world.device()).value_or(0);
   models::leave_free(world.device(), others + total / 64);
 }
@@ -81,7 +83,8 @@ Config plan_and_say(const Config& config,
   if (world.rank() == 0)
     for (const auto& reason : chosen.offload) say("offload    " + reason);
   if (device.on_host) return chosen.config;
-  const auto plan = plan_run(setup_of(chosen.config, models, world.size(), device));
+  const auto setup = setup_of(chosen.config, models, world.size(), device);
+  const auto plan = plan_run(setup);
   check_hosts(plan, hosts);
   leave_room(plan, world);
   if (world.rank() != 0) return chosen.config;
@@ -98,6 +101,7 @@ Config plan_and_say(const Config& config,
       "plan       {} of {} in {}{}", in_words(most), in_words(plan.memory), where,
       plan.seconds.empty() ? "" : fmt::format(", {:.1f} s a step", plan.step_seconds())));
   for (const auto& misfit : plan.misfits) say("memory     " + misfit);
+  if (const auto misfit = replica_misfit(setup, plan)) say("memory     " + *misfit);
   return chosen.config;
 }
 

@@ -148,6 +148,21 @@ def test_ranks_of_a_model_share_its_replicas(world, alone, work):
     assert not (run / "replicas/rank2.jsonl").exists()  # the first rank has them
 
 
+def test_ranks_that_share_experts_have_replicas_of_the_whole_model(world, work):
+    experts = write_world(work / "experts", "Mixtral", num_local_experts=4, num_experts_per_tok=2)
+    (experts / "reward.py").write_text((world / "reward.py").read_text())
+    more = MORE | {f"{ROLLOUT}.ranks": [1, 2], "trainer.total_training_steps": 50}
+    whole = train(experts, work / "whole", 3, **more)
+    run = work / "run"
+    ranks = start_training(3, "grpo", settings(experts, run, **more, **{f"{ROLLOUT}.expert_parallel_size": 2, f"{REPLICAS}.num": 1}))
+    os.kill(wait_for_answers(run, ranks, "0"), signal.SIGKILL)
+    wait_for_answers(run, ranks, "1")
+    for status, said in finish(ranks, timeout=240):
+        assert status == 0, said[-3000:]
+    assert metrics(run) == whole and tree(run / "rollouts") == tree(work / "whole/rollouts")
+    assert (run / "replicas/rank2.jsonl").exists()
+
+
 @pytest.mark.parametrize("mesh", [{}, TP2 | {"reward_model.num_workers": 2}], ids=["whole", "tp2, scored early"])
 def test_partial_rollouts_have_replicas(mesh, world, partial, work):
     """The answers that go on with newer weights are the same, and stop at the same tokens, whoever draws them and whoever dies."""

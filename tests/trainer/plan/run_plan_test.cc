@@ -191,10 +191,67 @@ TEST(RunPlan, CountsReplicasOfTheRollout) {
     return bytes_in(plan_of(config, 1, host), "gen");
   };
   const auto none = bytes(0, false);
-  EXPECT_EQ(bytes(2, false).weights - none.weights, 6 * kParameters);
-  EXPECT_EQ(bytes(2, false).kv_cache - none.kv_cache, 2LL << 30);
-  EXPECT_EQ(bytes(0, true).weights - none.weights, 2 * kParameters);
-  EXPECT_EQ(bytes(0, true).kv_cache, none.kv_cache);
+  EXPECT_EQ(none.replicas, 0);
+  EXPECT_EQ(bytes(2, false).replicas, 6 * kParameters + (2LL << 30));
+  EXPECT_EQ(bytes(0, true).replicas, 2 * kParameters);
+  EXPECT_EQ(bytes(2, false).kv_cache, none.kv_cache);
+}
+
+// The first of two ranks that share the model has a whole one for its replicas.
+TEST(RunPlan, CountsTheWholeModelBehindReplicas) {
+  auto config = grpo();
+  config.rollout.tensor_model_parallel_size = 2;
+  const auto none = bytes_in(plan_of(config, 2), "gen");
+  config.rollout.replicas.num = 1;
+  const auto plan = plan_of(config, 2);
+  ASSERT_EQ(plan.ranks.size(), 2U);
+  EXPECT_EQ(bytes_in(plan, "gen", 0).weights - none.weights, 2 * kParameters);
+  EXPECT_EQ(bytes_in(plan, "gen", 0).host - none.host, 2 * kParameters);
+  EXPECT_EQ(bytes_in(plan, "gen", 1).weights, none.weights);
+  EXPECT_EQ(bytes_in(plan, "gen", 1).host, none.host);
+}
+
+// One on a GPU of its own takes nothing of a rank's but for the weights on the host.
+TEST(RunPlan, CountsReplicasOnTheGpuOfARank) {
+  auto config = grpo();
+  config.actor.ranks = {0};
+  config.rollout.ranks = {1};
+  config.rollout.gpu_memory_utilization = 0.5;
+  config.rollout.kv_cache_bytes = 3LL << 30;
+  const auto none = plan_of(config, 2);
+  config.rollout.replicas.num = 3;
+  const auto apart = plan_of(config, 2);
+  config.rollout.replicas.devices = {2, 0};
+  const auto beside = plan_of(config, 2);
+  for (std::size_t rank : {0, 1}) {
+    EXPECT_EQ(bytes_in(apart, "gen", rank).on_device(), bytes_in(none, "gen", rank).on_device());
+    EXPECT_EQ(bytes_in(apart, "gen", rank).host - bytes_in(none, "gen", rank).host,
+              rank == 1 ? 2 * kParameters : 0);
+  }
+  // A context, the weights, the cache and a step.
+  const auto replica = bytes_in(beside, "update_actor", 0).replicas;
+  EXPECT_GT(replica, (1LL << 30) + 2 * kParameters + (3LL << 30));
+  EXPECT_LT(replica, (12LL << 30) + 2 * kParameters + (3LL << 30));
+  EXPECT_EQ(bytes_in(beside, "gen", 1).replicas, 0);
+  config.rollout.replicas.devices = {1};
+  EXPECT_EQ(bytes_in(plan_of(config, 2), "gen", 1).replicas, 3 * replica);
+}
+
+TEST(RunPlan, SaysThatAReplicaHasTheWholeModel) {
+  auto config = grpo();
+  config.rollout.tensor_model_parallel_size = 4;
+  DeviceSpec small = kH200;
+  small.memory = 16LL << 30;
+  config.rollout.replicas.num = 1;
+  const auto said = [&](const DeviceSpec& device) {
+    const auto setup = setup_of(config, {.actor = llama_8b(), .critic = llama_8b()}, 4, device);
+    return replica_misfit(setup, plan_run(setup)).value_or("");
+  };
+  EXPECT_TRUE(said(small).starts_with("a replica, which has the whole model, needs"))
+      << said(small);
+  EXPECT_EQ(said(kH200), "");
+  config.rollout.replicas.num = 0;
+  EXPECT_EQ(said(small), "");
 }
 
 // Eight sequences have slots for the states of one prefix.

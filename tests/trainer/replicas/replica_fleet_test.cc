@@ -65,9 +65,10 @@ class ReplicaFleetTest : public testing::Test {
   // A replica that says that it is ready; the fleet has answered its first words.
   PacketSocket joined(const std::optional<std::string>& digest = {}) {
     auto replica = PacketSocket::connect(folder_.path() / "replicas/rank3.sock");
-    replica.send({{"joins", nullptr}, {"pid", 4711}});
+    replica.send({{"joins", nullptr}, {"pid", 4711}, {"gpu", 0}});
     const auto hello = packet_for(replica);
     EXPECT_EQ(hello.at("timeout"), 1);
+    EXPECT_EQ(hello.at("gpu_memory_utilization"), 0.9);
     EXPECT_EQ(distckpt::read_text(hello.at("config").get<std::string>()), to_toml(config_));
     replica.send({{"loaded", digest.value_or(models::numerics_policy(*model_).digest())}});
     return replica;
@@ -343,14 +344,14 @@ TEST_F(ReplicaFleetTest, LeavesOutOneOfAnotherNumericalPolicy) {
 TEST_F(ReplicaFleetTest, LeavesOutOneThatTakesAPlaceWhichWaitsForNobody) {
   share(1);
   auto replica = PacketSocket::connect(folder_.path() / "replicas/rank3.sock");
-  replica.send({{"joins", 0}, {"pid", 1}});
+  replica.send({{"joins", 0}, {"pid", 1}, {"gpu", 0}});
   finish();
   EXPECT_EQ(why_left_out(), "joins as slot 0, which waits for nobody");
 }
 
 TEST_F(ReplicaFleetTest, NotesTheStepThatTheWeightsAreFor) {
   auto replica = PacketSocket::connect(folder_.path() / "replicas/rank3.sock");
-  replica.send({{"joins", nullptr}, {"pid", 1}});
+  replica.send({{"joins", nullptr}, {"pid", 1}, {"gpu", 0}});
   replica.send({{"loaded", models::numerics_policy(*model_).digest()}});
   fleet_->give_weights(41);
   EXPECT_EQ(events("joined").at(0).at("step"), 42);

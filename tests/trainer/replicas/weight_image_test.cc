@@ -59,6 +59,14 @@ TEST_F(WeightImageTest, BringsExpertsToo) {
   EXPECT_EQ(difference(from, to), "");
 }
 
+TEST_F(WeightImageTest, BringsTensorsInPieces) {
+  const auto from = model(1), to = model(2);
+  const WeightImage whole(*from, /*digests=*/true), image(*from, /*digests=*/true, 1000);
+  EXPECT_GT(image.packet().at("digests").size(), whole.packet().at("digests").size());
+  read_weights(image.packet(), image.memory(), *to);
+  EXPECT_EQ(difference(from, to), "");
+}
+
 TEST_F(WeightImageTest, KeepsTheWeightsThatItWasMadeOf) {
   const auto from = model(1), to = model(2), same = model(1);
   const WeightImage image(*from, /*digests=*/false);
