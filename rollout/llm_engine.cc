@@ -175,6 +175,7 @@ void LLMEngine::add_request(const std::string& request_id,
       sequence->constraint = std::make_shared<grammar::TokenConstraint>(compiled, ending_tokens);
     sequence->visual = visual;
     if (visual) sequence->visual_hash = visual->digest;
+    sequence->wants_prompt_logprobs = i == 0 && shared->prompt_logprobs.has_value();
     sequence->token_ids = prompt_token_ids;
     sequence->num_prompt_tokens = sequence->size();
     scheduler_.add(*sequence);
@@ -252,6 +253,9 @@ void LLMEngine::drop(Sequence& sequence) {
   if (in_flight_) {
     for (auto& drawn : in_flight_->drawn) {
       if (drawn.sequence == &sequence) drawn.sequence = nullptr;
+    }
+    for (auto& prompt : in_flight_->prompts) {
+      if (prompt.sequence == &sequence) prompt.sequence = nullptr;
     }
   }
   scheduler_.remove(sequence);
@@ -334,13 +338,17 @@ std::vector<RequestOutput> LLMEngine::collect(StepInFlight step, StepInFlight* n
     routed_experts_->store(step.slots, step.routed_experts);
     routed_experts_->copy(step.copies.keys.front());
   }
+  for (const auto& prompt : step.prompts) take(prompt);
   std::map<std::uint64_t, RequestOutput> of_requests;
   for (auto& drawn : step.drawn) {
     if (drawn.sequence == nullptr) continue;
     auto& sequence = *drawn.sequence;
     const auto reason = take(drawn, next);
-    auto& output = of_requests[requests_.at(sequence.request_id).number];
+    auto& request = requests_.at(sequence.request_id);
+    auto& output = of_requests[request.number];
     output.request_id = sequence.request_id;
+    if (std::exchange(sequence.wants_prompt_logprobs, false))
+      output.prompt_logprobs = std::move(request.prompt_logprobs);
     auto& sample = output.outputs.emplace_back(
         CompletionOutput{.index = sequence.index, .finish_reason = reason});
     if (reason == FinishReason::kStop && !sequence.ending_tokens->empty())
@@ -361,6 +369,14 @@ std::vector<RequestOutput> LLMEngine::collect(StepInFlight step, StepInFlight* n
     outputs.push_back(std::move(output));
   }
   return outputs;
+}
+
+// Stores those of a prompt; again, if it was computed again.
+void LLMEngine::take(const ScoredPrompt& prompt) {
+  if (prompt.sequence == nullptr) return;
+  auto& known = requests_.at(prompt.sequence->request_id).prompt_logprobs;
+  known.resize(static_cast<std::size_t>(prompt.position - 1));
+  std::ranges::move(prompt.tokens(), std::back_inserter(known));
 }
 
 // Stores a drawn token. If it is the last one, the token that the next step draws is dropped.

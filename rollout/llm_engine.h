@@ -93,6 +93,7 @@ class LLMEngine {
   struct Request {
     std::uint64_t number = 0;  // in the order they were added
     std::vector<std::unique_ptr<Sequence>> samples{};
+    std::vector<PromptTokenOutput> prompt_logprobs{};  // so far, and until they are returned
   };
 
   void check(const std::vector<std::int64_t>& prompt, const SamplingParams& params) const;
@@ -104,6 +105,7 @@ class LLMEngine {
   std::optional<StepInFlight> launch(const StepInFlight* before);
   std::vector<RequestOutput> collect(StepInFlight step, StepInFlight* next);
   FinishReason take(const DrawnToken& drawn, StepInFlight* next);
+  void take(const ScoredPrompt& prompt);
 
   models::GPTModel& model_;
   EngineOptions options_;

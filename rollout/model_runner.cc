@@ -119,6 +119,7 @@ bool shares_experts(const models::GPTModel& model) {
 ModelRunner::ModelRunner(const models::GPTModel& model, RunnerLimits limits)
     : model_(model),
       rows_multiple_(multiple_of_rows(model, limits)),
+      max_num_seqs_(limits.max_num_seqs),
       max_blocks_(KVCache::blocks_of(limits.max_model_len)),
       num_groups_(kv_cache_groups(model.config()).windows.size()),
       inputs_(input_bytes(limits, rows_multiple_, static_cast<std::int64_t>(num_groups_)),
@@ -157,6 +158,11 @@ StepInFlight ModelRunner::launch(std::span<const ScheduledSequence> scheduled,
       plan.captured ? replay(plan, cache) : forward(make_step(scheduled, plan, copies), cache);
   cache.copy_states(inputs_.on_device(kept_states_));
   draw(sampling, draws, hidden, step);
+  step.prompts = score_prompts(
+      scheduled, hidden, {.vocab_size = model_.config().vocab_size, .max_rows = max_num_seqs_},
+      [&](const at::Tensor& rows) { return model_.whole_output(rows).contiguous(); });
+  for (auto& prompt : step.prompts)
+    for (auto* const numbers : prompt.tensors()) *numbers = begin_download(*numbers);
   if (routes.defined()) keep_routes(scheduled, routes, step);
   if (hidden.is_cuda()) {
     step.done = std::make_shared<c10::Event>(c10::DeviceType::CUDA);

@@ -52,11 +52,12 @@ struct DrawnToken {
 
 // A step that the device is computing.
 struct StepInFlight {
-  std::vector<DrawnToken> drawn{};    // collect() fills in the tokens
-  at::Tensor tokens{};                // [drawn], on the device
-  SampledTokens results{};            // on the host, valid after `done`
-  std::vector<std::int64_t> slots{};  // of the rows whose routes are kept, in the first group
-  at::Tensor routed_experts{};        // their StepRoutes::gather(), on the host, valid after `done`
+  std::vector<DrawnToken> drawn{};      // collect() fills in the tokens
+  at::Tensor tokens{};                  // [drawn], on the device
+  SampledTokens results{};              // on the host, valid after `done`
+  std::vector<ScoredPrompt> prompts{};  // on the host, valid after `done`
+  std::vector<std::int64_t> slots{};    // of the rows whose routes are kept, in the first group
+  at::Tensor routed_experts{};  // their StepRoutes::gather(), on the host, valid after `done`
   SlotCopies copies{};
   std::shared_ptr<c10::Event> done{};
 };
@@ -120,6 +121,7 @@ class ModelRunner {
 
   const models::GPTModel& model_;
   std::int64_t rows_multiple_;
+  std::int64_t max_num_seqs_;
   std::int64_t max_blocks_;
   std::size_t num_groups_;         // of the cache
   std::int32_t unseen_block_ = 0;  // of the cache of the last step

@@ -29,6 +29,14 @@ struct TokenOutput {
   std::vector<Top> top{};
 };
 
+// A token of a prompt but for the first, by the model at temperature 1.
+struct PromptTokenOutput {
+  std::int64_t token_id = 0;
+  float logprob = 0;
+  std::int64_t rank = 0;                // tokens that are as likely or likelier, itself among them
+  std::vector<TokenOutput::Top> top{};  // SamplingParams::prompt_logprobs of them
+};
+
 // One sample of a request, under vLLM's names.
 struct CompletionOutput {
   std::int64_t index = 0;             // of the n samples
@@ -46,6 +54,9 @@ struct RequestOutput {
   std::vector<CompletionOutput> outputs{};  // of the samples with new tokens
   bool finished = false;                    // all samples: this is the last output
   std::optional<Error> error{};             // why the request was refused
+  // SamplingParams::prompt_logprobs: beside the first token of the first sample, of each token of
+  // the prompt but the first.
+  std::vector<PromptTokenOutput> prompt_logprobs{};
 };
 
 struct EngineStats {

@@ -6,6 +6,7 @@
 #include <iterator>
 #include <map>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "distckpt/base/error.h"
@@ -230,24 +231,77 @@ void score_masked_rows(const at::Tensor& logits,
   all.token_ids = cat_of(ids, logits.device());
 }
 
+}  // namespace
+
 // The largest logits of each row, by the order of rank_key: all keys differ, so topk is unique.
-void top_log_probs(const at::Tensor& logits,
-                   std::int64_t vocab_size,
-                   std::int64_t count,
-                   const at::Tensor& statistics,
-                   SampledTokens& sampled) {
+LikeliestTokens likeliest_tokens(const at::Tensor& logits,
+                                 std::int64_t vocab_size,
+                                 std::int64_t count,
+                                 const at::Tensor& statistics) {
   const auto wide = logits.narrow(1, 0, vocab_size).to(at::kFloat);
   const auto usable = at::where(wide.isnan(), kMinusInfinity, wide + 0.0F);
   const auto bits = usable.view(at::kInt);
   const auto order = at::where(bits < 0, bits.bitwise_xor(0x7FFFFFFF), bits).to(at::kLong);
   const auto keys = order * (std::int64_t{1} << 32) - at::arange(vocab_size, order.options());
-  sampled.top_tokens = std::get<1>(keys.topk(std::min(count, vocab_size), 1));
-  sampled.top_logprobs =
-      (wide.gather(1, sampled.top_tokens) - statistics[models::kMaximum].unsqueeze(1)) -
-      statistics[models::kLogSum].unsqueeze(1);
+  LikeliestTokens found{.tokens = std::get<1>(keys.topk(std::min(count, vocab_size), 1))};
+  found.logprobs = (wide.gather(1, found.tokens) - statistics[models::kMaximum].unsqueeze(1)) -
+                   statistics[models::kLogSum].unsqueeze(1);
+  return found;
 }
 
-}  // namespace
+std::vector<PromptTokenOutput> ScoredPrompt::tokens() const {
+  const auto* const logprob = logprobs.const_data_ptr<float>();
+  const auto* const rank = ranks.const_data_ptr<std::int64_t>();
+  const auto most = likeliest.tokens.defined() ? likeliest.tokens.size(1) : 0;
+  std::vector<PromptTokenOutput> all(static_cast<std::size_t>(logprobs.numel()));
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    all[i].token_id = sequence->token_ids[static_cast<std::size_t>(position) + i];
+    all[i].logprob = logprob[i];
+    all[i].rank = rank[i];
+    for (auto j = static_cast<std::int64_t>(i) * most; std::ssize(all[i].top) < most; ++j)
+      all[i].top.push_back({.token_id = likeliest.tokens.const_data_ptr<std::int64_t>()[j],
+                            .logprob = likeliest.logprobs.const_data_ptr<float>()[j]});
+  }
+  return all;
+}
+
+std::vector<ScoredPrompt> score_prompts(
+    std::span<const ScheduledSequence> scheduled,
+    const at::Tensor& hidden,
+    PromptRows rows,
+    const std::function<at::Tensor(const at::Tensor&)>& logits_of) {
+  std::vector<ScoredPrompt> prompts;
+  std::int64_t next_row = 0;
+  for (const auto& [sequence, num_new_tokens] : scheduled) {
+    const auto row = std::exchange(next_row, next_row + num_new_tokens);
+    const auto begin = sequence->num_computed_tokens;
+    const auto count = std::min(num_new_tokens, sequence->num_prompt_tokens - 1 - begin);
+    if (!sequence->wants_prompt_logprobs || count <= 0) continue;
+    const auto most = sequence->params->prompt_logprobs.value_or(0);
+    std::vector<at::Tensor> logprobs, ranks, top_tokens, top_logprobs;
+    for (std::int64_t i = 0; i < count; i += rows.max_rows) {
+      const auto some = std::min(rows.max_rows, count - i);
+      const auto logits = logits_of(hidden.narrow(0, row + i, some));
+      const auto behind = sequence->token_ids.begin() + begin + i + 1;
+      const auto labels = upload({behind, behind + some}, logits.device());
+      const auto scored =
+          models::score_rows(logits, labels, {.first = 0, .count = rows.vocab_size}, 1);
+      const auto known = logits.narrow(1, 0, rows.vocab_size);
+      logprobs.push_back(scored.log_probs);
+      ranks.push_back(known.ge(known.gather(1, labels.unsqueeze(1))).sum(1));
+      if (most == 0) continue;
+      auto likeliest = likeliest_tokens(logits, rows.vocab_size, most, scored.statistics);
+      top_tokens.push_back(std::move(likeliest.tokens));
+      top_logprobs.push_back(std::move(likeliest.logprobs));
+    }
+    auto& prompt = prompts.emplace_back(ScoredPrompt{.sequence = sequence, .position = begin + 1});
+    prompt.logprobs = at::cat(logprobs);
+    prompt.ranks = at::cat(ranks);
+    if (most > 0)
+      prompt.likeliest = {.tokens = at::cat(top_tokens), .logprobs = at::cat(top_logprobs)};
+  }
+  return prompts;
+}
 
 Draws draws_of(std::span<const SamplingRow> rows, std::int64_t vocab_size) {
   Draws draws;
@@ -309,7 +363,10 @@ SampledTokens sample(const at::Tensor& logits,
     score_masked_rows(logits, range, rows, draws.shaped, drawn.kept, sampled);
   std::int64_t most = 0;
   for (const auto& row : rows) most = std::max(most, row.params->logprobs.value_or(0));
-  if (most > 0) top_log_probs(logits, vocab_size, most, scored.statistics, sampled);
+  if (most == 0) return sampled;
+  auto likeliest = likeliest_tokens(logits, vocab_size, most, scored.statistics);
+  sampled.top_tokens = std::move(likeliest.tokens);
+  sampled.top_logprobs = std::move(likeliest.logprobs);
   return sampled;
 }
 

@@ -23,13 +23,18 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <cstdint>
+#include <functional>
 #include <span>
+#include <vector>
 
 #include "models/kernels/log_probs.h"
 #include "rollout/grammar/token_constraint.h"
 #include "rollout/kernels/draw.h"
+#include "rollout/request_output.h"
 #include "rollout/schedule/sampling_params.h"
+#include "rollout/schedule/scheduler.h"
 
 namespace ferry::rollout {
 
@@ -65,6 +70,43 @@ struct SampledTokens {
   at::Tensor top_tokens{};    // int64
   at::Tensor top_logprobs{};  // fp32
 };
+
+// The `count` likeliest tokens of each row, in the order of step 6. `statistics`: of score_rows().
+struct LikeliestTokens {
+  at::Tensor tokens{};    // [rows, count], int64
+  at::Tensor logprobs{};  // [rows, count], fp32
+};
+LikeliestTokens likeliest_tokens(const at::Tensor& logits,
+                                 std::int64_t vocab_size,
+                                 std::int64_t count,
+                                 const at::Tensor& statistics);
+
+// The tokens of a prompt that rows of a step say the log-probabilities of: each the token behind.
+struct ScoredPrompt {
+  Sequence* sequence = nullptr;  // null: it has ended meanwhile
+  std::int64_t position = 0;     // of the first of these tokens
+  at::Tensor logprobs{};         // [tokens], fp32, as SampledTokens::logprobs
+  at::Tensor ranks{};            // [tokens], int64: tokens that are as likely or likelier
+  LikeliestTokens likeliest{};   // as many as it asks for; undefined for 0
+
+  std::array<at::Tensor*, 4> tensors() {
+    return {&logprobs, &ranks, &likeliest.tokens, &likeliest.logprobs};
+  }
+  // All of it on the host.
+  std::vector<PromptTokenOutput> tokens() const;
+};
+
+struct PromptRows {
+  std::int64_t vocab_size = 0;
+  std::int64_t max_rows = 0;  // of logits at a time
+};
+// Scores the prompts that ask for it, of the sequences of a step. hidden [rows, hidden]: of the
+// step; `logits_of` makes logits of some of them.
+std::vector<ScoredPrompt> score_prompts(
+    std::span<const ScheduledSequence> scheduled,
+    const at::Tensor& hidden,
+    PromptRows rows,
+    const std::function<at::Tensor(const at::Tensor&)>& logits_of);
 
 // The rows' parameters, which do not depend on the logits.
 Draws draws_of(std::span<const SamplingRow> rows, std::int64_t vocab_size);

@@ -30,6 +30,7 @@ Generation::Generation(GenerationRequest request,
       exchange_(std::move(exchange)),
       id_(std::move(id)),
       writer_(request_, model, texts, id_, std::time(nullptr)),
+      prompt_logprobs_(request_.prompts.size()),
       is_answered_(request_.prompts.size(), false) {
   samples_.reserve(static_cast<std::size_t>(request_.num_samples()));
   for (const auto& prompt : request_.prompts) {
@@ -80,6 +81,7 @@ void Generation::take(std::size_t prompt,
   if (is_over_) return;
   if (output.finished) is_answered_[prompt] = true;
   if (output.error) return fail(api_error(*output.error));
+  if (!output.prompt_logprobs.empty()) prompt_logprobs_[prompt] = std::move(output.prompt_logprobs);
   const auto n = static_cast<std::size_t>(request_.params.n);
   const std::span<Sample> samples = std::span(samples_).subspan(prompt * n, n);
   for (auto& one : output.outputs) {
@@ -104,6 +106,8 @@ void Generation::take_sample(Sample& sample,
                              const std::string& id,
                              rollout::CompletionOutput& output,
                              EngineMetrics& metrics) {
+  if (request_.draws_nothing)
+    output = {.index = output.index, .finish_reason = FinishReason::kLength};
   auto taken = sample.text.take(output);
   if (taken.is_ahead) engine_.abort(id, output.index);
   SamplePart part{.text = std::move(taken.text), .finish_reason = taken.finish_reason};
@@ -193,7 +197,8 @@ void Generation::finish(std::int64_t version, EngineMetrics& metrics) {
   if (!request_.stream) {
     std::vector<SamplePart> parts;
     for (auto& sample : samples_) parts.push_back(std::move(sample.part));
-    return exchange_->respond({.body = writer_.whole(std::move(parts), usage_, version)});
+    return exchange_->respond(
+        {.body = writer_.whole(std::move(parts), usage_, version, std::move(prompt_logprobs_))});
   }
   if (request_.include_usage) write_event(writer_.usage_chunk(usage_));
   write_event("[DONE]");

@@ -76,6 +76,7 @@ class Generation {
   std::string id_;
   AnswerWriter writer_;
   std::vector<Sample> samples_;
+  std::vector<PromptLogprobs> prompt_logprobs_;
   std::vector<bool> is_answered_;  // by prompt: the engine has no more of it
   std::size_t num_over_ = 0;       // samples
   Usage usage_{};

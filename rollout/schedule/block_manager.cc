@@ -66,13 +66,14 @@ bool BlockManager::take_cached_prefix(Sequence& sequence) {
   sequence.block_tables.assign(num_groups(), {});
   sequence.block_hashes.clear();
   if (has_state_slots_) sequence.num_prefill_tokens = sequence.size();
-  if (enable_prefix_caching_) {
+  const bool takes = enable_prefix_caching_ && !sequence.wants_prompt_logprobs;
+  if (takes) {
     auto beginning = find_beginning(sequence);
     if (has_state_slots_ && !take_states(sequence, beginning)) return false;
     take_full_blocks(sequence, std::move(beginning));
   }
   sequence.num_computed_tokens = std::ssize(sequence.block_hashes) * block_size_;
-  if (enable_prefix_caching_ && !has_state_slots_) take_prompt_end(sequence);
+  if (takes && !has_state_slots_) take_prompt_end(sequence);
   sequence.num_cached_tokens = sequence.num_computed_tokens;
   return true;
 }

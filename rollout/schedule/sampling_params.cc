@@ -42,7 +42,9 @@ void SamplingParams::verify() const {
   check(min_tokens >= 0, "min_tokens", min_tokens, "0 or more");
   require(min_tokens <= max_tokens, ErrorKind::kUsage,
           "min_tokens: {} are more than max_tokens, {}", min_tokens, max_tokens);
-  if (logprobs) check(*logprobs >= 0, "logprobs", *logprobs, "0 or more");
+  for (const auto& [field, most] :
+       {std::pair("logprobs", logprobs), std::pair("prompt_logprobs", prompt_logprobs)})
+    if (most) check(*most >= 0, field, *most, "0 or more");
   require(!return_sampling_mask || (truncates() && !penalizes() && min_tokens == 0),
           ErrorKind::kUsage,
           "return_sampling_mask: is of top_k, top_p and min_p, without penalties and min_tokens");

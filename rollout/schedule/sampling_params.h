@@ -26,8 +26,10 @@ struct SamplingParams {
   std::int64_t max_tokens = 16;
   std::int64_t min_tokens = 0;             // EOS and stop_token_ids are not drawn before these
   std::optional<std::int64_t> logprobs{};  // also return this many likeliest tokens
-  bool return_entropy = false;             // of the distribution of each token
-  bool return_sampling_mask = false;       // the tokens that could be drawn
+  // Also return the log-probabilities of the prompt's tokens, each with so many likeliest ones.
+  std::optional<std::int64_t> prompt_logprobs{};
+  bool return_entropy = false;        // of the distribution of each token
+  bool return_sampling_mask = false;  // the tokens that could be drawn
   // The answer's format, as JSON (grammar/format.h); empty: any text. EOS and
   // stop_token_ids are drawn where the format lets the answer end, and only there.
   std::string structured_outputs{};

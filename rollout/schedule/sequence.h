@@ -83,6 +83,8 @@ struct Sequence {
   std::int64_t kept_state = -1;    // in a step that ends behind a kept prefix: the slot, or -1
   // In the first step: the blocks that its last ones begin as, one of each group; or none.
   std::vector<std::int32_t> copied_from{};
+  // The log-probabilities of its prompt are still to be returned: all of it is computed.
+  bool wants_prompt_logprobs = false;
   std::int64_t num_routed_tokens = 0;  // tokens whose routes have been returned
   std::int64_t num_preemptions = 0;
   std::int64_t drawn_at = -1;  // index among the tokens that the step in flight draws

@@ -65,19 +65,27 @@ ordered_json AnswerWriter::envelope(const char* object) const {
           {"choices", ordered_json::array()}};
 }
 
+std::size_t AnswerWriter::prompt_number(std::int64_t index) const {
+  return static_cast<std::size_t>(index / request_.params.n);
+}
+
 const std::vector<std::int64_t>& AnswerWriter::prompt_of(std::int64_t index) const {
-  return request_.prompts[static_cast<std::size_t>(index / request_.params.n)];
+  return request_.prompts[prompt_number(index)];
 }
 
 std::string AnswerWriter::whole(std::vector<SamplePart> samples,
                                 const Usage& usage,
-                                std::int64_t version) {
+                                std::int64_t version,
+                                std::vector<PromptLogprobs> prompt_logprobs) {
+  prompt_logprobs_ = std::move(prompt_logprobs);
   auto answer = envelope(request_.is_chat ? "chat.completion" : "text_completion");
   answer["system_fingerprint"] = fmt::format("weights-{}", version);
   for (auto& sample : samples) answer["choices"].push_back(choice(sample, true));
   answer["usage"] = usage_json(usage);
   if (request_.is_chat && request_.return_token_ids)
     answer["prompt_token_ids"] = request_.prompts.front();
+  if (request_.is_chat && request_.prompt_logprobs)
+    answer["prompt_logprobs"] = prompt_logprobs_of(0);
   return dump(answer);
 }
 
@@ -153,6 +161,8 @@ ordered_json AnswerWriter::choice(SamplePart& part, bool is_whole) {
   if (part.finish_reason == FinishReason::kStop && part.first_call + part.calls.size() > 0)
     choice["finish_reason"] = "tool_calls";
   if (part.finish_reason != FinishReason::kNone) choice["stop_reason"] = part.stop_reason;
+  if (!request_.is_chat && request_.prompt_logprobs)
+    choice["prompt_logprobs"] = prompt_logprobs_of(part.index);
   if (!request_.return_token_ids) return choice;
   if (!request_.is_chat && is_whole) choice["prompt_token_ids"] = prompt_of(part.index);
   choice["token_ids"] = ids_json(part.tokens);
@@ -173,21 +183,52 @@ ordered_json AnswerWriter::completion_logprobs(const SamplePart& part) {
   auto offsets = ordered_json::array(), logprobs = offsets, texts = offsets, tops = offsets;
   std::string buffer;
   auto& offset = text_offsets_[static_cast<std::size_t>(part.index)];
-  for (const auto& token : part.tokens) {
-    const auto& text = text_of(token.token_id, buffer);
+  const auto add_text = [&](std::int64_t id) {
+    const auto& text = text_of(id, buffer);
     offsets.push_back(offset);
     offset += static_cast<std::int64_t>(text.size());
-    logprobs.push_back(logprob_json(token.logprob));
     texts.push_back(text);
-    ordered_json top{{text, logprob_json(token.logprob)}};
-    for (const auto& one : token.top)
-      top.emplace(text_of(one.token_id, buffer), logprob_json(one.logprob));
+  };
+  const auto add = [&](const auto& token) {
+    add_text(token.token_id);
+    logprobs.push_back(logprob_json(token.logprob));
+    ordered_json top{{texts.back().template get<std::string>(), logprob_json(token.logprob)}};
+    const auto most = static_cast<std::size_t>(request_.params.logprobs.value_or(0));
+    for (std::size_t i = 0; i < std::min(most, token.top.size()); ++i)
+      top.emplace(text_of(token.top[i].token_id, buffer), logprob_json(token.top[i].logprob));
     tops.push_back(std::move(top));
+  };
+  if (!request_.echoes.empty()) {  // nothing says how likely the first token is
+    add_text(prompt_of(part.index).front());
+    logprobs.push_back(nullptr);
+    tops.push_back(nullptr);
+    for (const auto& token : prompt_logprobs_[prompt_number(part.index)]) add(token);
   }
+  for (const auto& token : part.tokens) add(token);
   return {{"text_offset", std::move(offsets)},
           {"token_logprobs", std::move(logprobs)},
           {"tokens", std::move(texts)},
           {"top_logprobs", std::move(tops)}};
+}
+
+// In vLLM's shape: null, and objects by token ids.
+ordered_json AnswerWriter::prompt_logprobs_of(std::int64_t index) {
+  auto all = ordered_json::array({nullptr});
+  const auto entry = [&](std::int64_t id, float logprob, std::int64_t rank) {
+    return ordered_json{
+        {"logprob", logprob_json(logprob)}, {"rank", rank}, {"decoded_token", texts_.of(id)}};
+  };
+  const auto most = static_cast<std::size_t>(request_.prompt_logprobs.value_or(0));
+  for (const auto& token : prompt_logprobs_[prompt_number(index)]) {
+    ordered_json one{
+        {std::to_string(token.token_id), entry(token.token_id, token.logprob, token.rank)}};
+    for (std::size_t i = 0; i < std::min(most, token.top.size()); ++i) {
+      const auto& [id, logprob] = token.top[i];
+      one.emplace(std::to_string(id), entry(id, logprob, static_cast<std::int64_t>(i) + 1));
+    }
+    all.push_back(std::move(one));
+  }
+  return all;
 }
 
 ordered_json AnswerWriter::chat_logprobs(const SamplePart& part) {

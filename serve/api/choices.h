@@ -25,6 +25,9 @@ struct SamplePart {
   ordered_json stop_reason{};  // the stop token or string; null
 };
 
+// The tokens of a prompt but for the first.
+using PromptLogprobs = std::vector<rollout::PromptTokenOutput>;
+
 struct Usage {
   std::int64_t prompt_tokens = 0;
   std::int64_t completion_tokens = 0;
@@ -41,8 +44,12 @@ class AnswerWriter {
                std::string id,
                std::int64_t created);
 
-  // The response of a request that is no stream.
-  std::string whole(std::vector<SamplePart> samples, const Usage& usage, std::int64_t version);
+  // The response of a request that is no stream. `prompt_logprobs`: of each prompt, if the request
+  // asks for them.
+  std::string whole(std::vector<SamplePart> samples,
+                    const Usage& usage,
+                    std::int64_t version,
+                    std::vector<PromptLogprobs> prompt_logprobs);
 
   // The parts of a stream, without their framing. The first part of a chat's sample names its role;
   // it also has the prompt's ids if they are asked for.
@@ -56,9 +63,11 @@ class AnswerWriter {
   ordered_json choice(SamplePart& part, bool is_whole);
   ordered_json logprobs_of(const SamplePart& part);
   ordered_json completion_logprobs(const SamplePart& part);
+  ordered_json prompt_logprobs_of(std::int64_t index);
   ordered_json chat_logprobs(const SamplePart& part);
   const std::string& text_of(std::int64_t token_id, std::string& buffer);
   ordered_json calls_json(const SamplePart& part, bool is_whole) const;
+  std::size_t prompt_number(std::int64_t index) const;
   const std::vector<std::int64_t>& prompt_of(std::int64_t index) const;
 
   const GenerationRequest& request_;
@@ -66,7 +75,8 @@ class AnswerWriter {
   TokenTexts& texts_;
   std::string id_;
   std::int64_t created_;
-  std::string chunk_head_;                  // of each chunk, up to the choice
+  std::string chunk_head_;  // of each chunk, up to the choice
+  std::vector<PromptLogprobs> prompt_logprobs_;
   std::vector<std::int64_t> text_offsets_;  // of samples: bytes of the texts of their tokens so far
 };
 

@@ -14,12 +14,12 @@
 #include "rollout/text/content_parts.h"
 #include "rollout/text/shallow_json.h"
 #include "serve/api/fields.h"
+#include "serve/api/prompt_fields.h"
 #include "serve/api/structured_outputs.h"
 
 namespace ferry::serve {
 namespace {
 
-constexpr std::int64_t kMostLogprobs = 20;  // as OpenAI and vLLM have it
 constexpr std::size_t kMostPrompts = 1024;  // of one request
 constexpr std::string_view kFile = "file://";
 
@@ -29,8 +29,8 @@ void refuse_unsupported(const Fields& fields) {
     if (is_set) fields.refuse(name, "is not supported");
   };
   for (const char* name :
-       {"suffix", "prompt_logprobs", "guided_grammar", "guided_whitespace_pattern",
-        "structural_tag", "functions", "function_call", "logits_processors", "audio"}) {
+       {"suffix", "guided_grammar", "guided_whitespace_pattern", "structural_tag", "functions",
+        "function_call", "logits_processors", "audio"}) {
     const auto* const value = fields.find(name);
     refuse_if(name, value != nullptr && !(value->is_structured() && value->empty()));
   }
@@ -422,31 +422,6 @@ void read_tools(const Fields& fields, const ServedModel& model, GenerationReques
 
 }  // namespace
 
-namespace {
-
-void read_echo(const Fields& fields, const ServedModel& model, GenerationRequest& request) {
-  bool echo = false;
-  fields.read("echo", echo);
-  if (!echo) return;
-  if (fields.has("logprobs")) fields.refuse("echo", "is not supported with logprobs");
-  const auto& tokenizer = model.require_tokenizer("echo");
-  const auto* const prompt = fields.has("prompt_token_ids") ? nullptr : fields.find("prompt");
-  for (std::size_t i = 0; i < request.prompts.size(); ++i) {
-    const auto* const given =
-        prompt != nullptr && prompt->is_array() && i < prompt->size() ? &(*prompt)[i] : prompt;
-    if (given != nullptr && given->is_string()) {
-      request.echoes.push_back(given->get<std::string>());
-      continue;
-    }
-    const std::vector<rollout::text::TokenId> ids(request.prompts[i].begin(),
-                                                  request.prompts[i].end());
-    request.echoes.push_back(
-        tokenizer.decode(ids, {.skip_special_tokens = request.skip_special_tokens}));
-  }
-}
-
-}  // namespace
-
 GenerationRequest parse_completion(const ordered_json& body, const ServedModel& model) {
   auto request = read_common(body, model);
   const Fields fields(body);
@@ -460,8 +435,11 @@ GenerationRequest parse_completion(const ordered_json& body, const ServedModel& 
   std::optional<std::int64_t> most;
   fields.read("logprobs", most);
   if (most) ask_for_logprobs(request, *most, "logprobs");
+  read_prompt_logprobs(fields, request);
   std::optional<std::int64_t> max_tokens = rollout::SamplingParams{}.max_tokens;
   fields.read("max_tokens", max_tokens);
+  request.draws_nothing = max_tokens == 0 && !request.echoes.empty();
+  if (request.draws_nothing) max_tokens = 1;  // which is not returned
   check_length(request, max_tokens, "max_tokens", model);
   return request;
 }
@@ -488,6 +466,7 @@ GenerationRequest parse_chat_completion(const ordered_json& body, const ServedMo
   fields.read("top_logprobs", most);
   if (!logprobs && most > 0) fields.refuse("top_logprobs", "needs logprobs");
   if (logprobs) ask_for_logprobs(request, most, "top_logprobs");
+  read_prompt_logprobs(fields, request);
   std::optional<std::int64_t> max_tokens;
   fields.read("max_tokens", max_tokens);
   const bool is_new_name = fields.has("max_completion_tokens");

@@ -21,11 +21,13 @@ struct GenerationRequest {
   bool include_usage = false;           // a stream ends with its usage
   bool continuous_usage_stats = false;  // and each part has the usage so far
   bool logprobs = false;
+  std::optional<std::int64_t> prompt_logprobs{};  // likeliest tokens beside each of the prompt's
   bool return_token_ids = false;
   bool return_tokens_as_token_ids = false;  // in logprobs: "token_id:7" for the text
   bool skip_special_tokens = true;
   bool include_stop_str_in_output = false;
   std::vector<std::string> echoes{};  // the prompts' texts, if answers begin with them
+  bool draws_nothing = false;         // answers are these alone
   std::optional<rollout::text::ToolFormat> tool_format{};  // of calls to find in the answer
   ordered_json tools{};
   bool parallel_tool_calls = true;  // an answer may have several

@@ -36,6 +36,7 @@ json params_json(const SamplingParams& params) {
           params.max_tokens,
           params.min_tokens,
           or_null(params.logprobs),
+          or_null(params.prompt_logprobs),
           params.structured_outputs,
           params.logit_bias,
           params.allowed_token_ids,
@@ -60,6 +61,7 @@ SamplingParams read_params(const json& list) {
   read(params.max_tokens);
   read(params.min_tokens);
   read_optional(list.at(i++), params.logprobs);
+  read_optional(list.at(i++), params.prompt_logprobs);
   read(params.structured_outputs);
   read(params.logit_bias);
   read(params.allowed_token_ids);

@@ -22,20 +22,41 @@ Error read_error(const json& value) {
   return {static_cast<ErrorKind>(value.at(0).get<int>()), value.at(1).get<std::string>()};
 }
 
-json token_json(const rollout::TokenOutput& token) {
+using LikelyTokens = std::vector<rollout::TokenOutput::Top>;
+
+json top_json(const LikelyTokens& tokens) {
   auto top = json::array();
-  for (const auto& one : token.top) top.push_back({one.token_id, one.logprob});
-  return {token.token_id, token.logprob, token.processed_logprob, std::move(top)};
+  for (const auto& one : tokens) top.push_back({one.token_id, one.logprob});
+  return top;
+}
+
+LikelyTokens read_top(const json& value) {
+  LikelyTokens top;
+  for (const auto& one : value)
+    top.push_back({.token_id = one.at(0).get<std::int64_t>(), .logprob = one.at(1).get<float>()});
+  return top;
+}
+
+json token_json(const rollout::TokenOutput& token) {
+  return {token.token_id, token.logprob, token.processed_logprob, top_json(token.top)};
+}
+
+json prompt_token_json(const rollout::PromptTokenOutput& token) {
+  return {token.token_id, token.logprob, token.rank, top_json(token.top)};
+}
+
+rollout::PromptTokenOutput read_prompt_token(const json& value) {
+  return {.token_id = value.at(0).get<std::int64_t>(),
+          .logprob = value.at(1).get<float>(),
+          .rank = value.at(2).get<std::int64_t>(),
+          .top = read_top(value.at(3))};
 }
 
 rollout::TokenOutput read_token(const json& value) {
-  rollout::TokenOutput token{.token_id = value.at(0).get<std::int64_t>(),
-                             .logprob = value.at(1).get<float>(),
-                             .processed_logprob = value.at(2).get<float>()};
-  for (const auto& one : value.at(3))
-    token.top.push_back(
-        {.token_id = one.at(0).get<std::int64_t>(), .logprob = one.at(1).get<float>()});
-  return token;
+  return {.token_id = value.at(0).get<std::int64_t>(),
+          .logprob = value.at(1).get<float>(),
+          .processed_logprob = value.at(2).get<float>(),
+          .top = read_top(value.at(3))};
 }
 
 json output_json(const RequestOutput& output) {
@@ -46,8 +67,10 @@ json output_json(const RequestOutput& output) {
     samples.push_back({sample.index, std::move(tokens), static_cast<int>(sample.finish_reason),
                        sample.stop_reason ? json(*sample.stop_reason) : json()});
   }
+  auto prompt = json::array();
+  for (const auto& token : output.prompt_logprobs) prompt.push_back(prompt_token_json(token));
   return {output.request_id, std::move(samples), output.finished,
-          output.error ? error_json(*output.error) : json()};
+          output.error ? error_json(*output.error) : json(), std::move(prompt)};
 }
 
 RequestOutput read_output(const json& value) {
@@ -61,6 +84,7 @@ RequestOutput read_output(const json& value) {
     if (!one.at(3).is_null()) sample.stop_reason = one.at(3).get<std::int64_t>();
   }
   if (!value.at(3).is_null()) output.error = read_error(value.at(3));
+  for (const auto& token : value.at(4)) output.prompt_logprobs.push_back(read_prompt_token(token));
   return output;
 }
 

@@ -94,6 +94,7 @@ void refuse_fields(const serve::GenerationRequest& request, const ordered_json& 
   refuse_if(!params.allowed_token_ids.empty(), "allowed_token_ids");
   refuse_if(!params.bad_words_token_ids.empty(), "bad_words");
   refuse_if(!request.echoes.empty(), "echo");
+  refuse_if(request.prompt_logprobs.has_value(), "prompt_logprobs");
   for (const auto* const name : {"include_stop_str_in_output", "truncate_prompt_tokens"})
     refuse_if(fields.has(name), name);
   refuse_if(fields.has("chat_template_kwargs"), "chat_template_kwargs");
@@ -196,7 +197,7 @@ std::vector<AgentQuestion> ProgramAgentLoop::turn_is_over(Session& session,
   const auto id = fmt::format("{}-{}-{}", request.is_chat ? "chatcmpl" : "cmpl", session.seed,
                               session.assistant_turns);
   const auto whole =
-      serve::AnswerWriter(request, model_, texts, id, /*created=*/0).whole({part}, usage, 0);
+      serve::AnswerWriter(request, model_, texts, id, /*created=*/0).whole({part}, usage, 0, {});
   const auto choice = ordered_json::parse(whole).at("choices").at(0);
   json body{{"method", "answer"},
             {"session", session.seed},

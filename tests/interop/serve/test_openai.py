@@ -69,6 +69,61 @@ def test_greedy_tokens_and_their_log_probs_are_transformers(client, talker):
     assert torch.equal(log_probs, torch.tensor(choice.logprobs.token_logprobs))
 
 
+def prompt_of(length, seed):
+    return torch.randint(20, 120, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def check_prompt_logprobs(model, ids, entries, most):
+    """Bit for bit, with ranks and the likeliest tokens beside them."""
+    assert entries[0] is None and len(entries) == len(ids)
+    rows = forward_log_probs(model, ids[:1], ids[1:])
+    for row, token, entry in zip(rows, ids[1:], entries[1:], strict=True):
+        (first, mine), *_ = entry.items()
+        assert int(first) == token
+        assert torch.tensor(mine["logprob"]) == row[token] and mine["rank"] == (row >= row[token]).sum()
+        likeliest = sorted((one for one in entry.values() if one["rank"] <= most), key=lambda one: one["rank"])
+        assert torch.equal(torch.tensor([one["logprob"] for one in likeliest]), row.topk(most).values[:len(likeliest)])
+        assert len(entry) == most + (mine["rank"] > most)
+
+
+def test_log_probs_of_a_prompt_are_transformers(client, talker, tokenizer):
+    """Also of a prompt that the cache has, one that takes several steps, and in company."""
+    model = load(talker)
+    prompts = [prompt_of(length, seed) for length, seed in ((40, 1), (700, 2), (1, 3), (41, 4))]
+    fields = {"model": NAME, "prompt": prompts, "max_tokens": 3, "n": 2, "seed": 1, "extra_body": {"prompt_logprobs": 2}}
+    once = client.completions.create(**fields)
+    for number, choice in enumerate(once.choices):
+        check_prompt_logprobs(model, prompts[number // 2], choice.prompt_logprobs, 2)
+        entry = (choice.prompt_logprobs[1:] or [{}])[0]
+        assert all(one["decoded_token"] == tokenizer.decode([int(token)]) for token, one in entry.items())
+    again = client.completions.create(**fields)
+    assert [choice.prompt_logprobs for choice in again.choices] == [choice.prompt_logprobs for choice in once.choices]
+    assert [choice.text for choice in again.choices] == [choice.text for choice in client.completions.create(**fields | {"extra_body": {}}).choices]
+
+
+def test_a_chat_has_log_probs_of_its_prompt(client, talker):
+    answer = client.chat.completions.create(model=NAME, messages=[{"role": "user", "content": "How likely is this?"}], max_completion_tokens=2,
+                                            extra_body={"prompt_logprobs": 0, "return_token_ids": True})
+    assert all(len(entry) == 1 for entry in answer.prompt_logprobs[1:])
+    check_prompt_logprobs(load(talker), answer.prompt_token_ids, answer.prompt_logprobs, 0)
+
+
+@pytest.mark.parametrize("drawn", [0, 5])
+def test_an_echo_has_log_probs_of_the_prompt_and_the_answer(client, talker, tokenizer, drawn):
+    ids = tokenizer(PROMPT)["input_ids"]
+    choice = client.completions.create(model=NAME, prompt=PROMPT, echo=True, max_tokens=drawn, temperature=0, logprobs=1,
+                                       extra_body={"return_token_ids": True, "ignore_eos": True}).choices[0]
+    assert len(choice.token_ids) == drawn and choice.finish_reason == "length" and not hasattr(choice, "prompt_logprobs")
+    assert choice.text.startswith(PROMPT) and (drawn > 0 or choice.text == PROMPT)
+    scored = choice.logprobs
+    assert scored.tokens == [tokenizer.decode([token]) for token in ids + choice.token_ids]
+    assert scored.token_logprobs[0] is None and scored.top_logprobs[0] is None
+    rows = forward_log_probs(load(talker), ids[:1], ids[1:] + choice.token_ids)
+    assert torch.equal(torch.tensor(scored.token_logprobs[1:]), chosen(rows, ids[1:] + choice.token_ids))
+    assert [max(one.values()) for one in scored.top_logprobs[1:]] == rows.max(1).values.tolist()
+    assert scored.text_offset[0] == 0 and scored.text_offset == sorted(scored.text_offset)
+
+
 def test_a_stream_has_the_parts_of_the_whole(client):
     fields = {"model": NAME, "prompt": PROMPT, "max_tokens": 60, "seed": 2, "n": 2, "logprobs": 1, "extra_body": {"return_token_ids": True}}
     whole = client.completions.create(**fields)
@@ -233,7 +288,10 @@ def test_ranks_that_share_layers_give_the_same_answers(server, talker):
     ({"logit_bias": {"99999": 3}}, 400, "logit_bias"),
     ({"allowed_token_ids": []}, 400, "allowed_token_ids"),
     ({"bad_words": [" "]}, 400, "bad_words"),
-    ({"echo": True, "logprobs": 1}, 400, "echo"),
+    ({"echo": True, "logprobs": 1, "stream": True}, 400, "echo"),
+    ({"prompt_logprobs": 21}, 400, "prompt_logprobs"),
+    ({"prompt_logprobs": 1, "stream": True}, 400, "prompt_logprobs"),
+    ({"max_tokens": 0}, 400, "max_tokens"),
     ({"logprobs": 99}, 400, "logprobs"),
     ({"stop": [3]}, 400, "stop"),
     ({"stream_options": {"include_usage": True}}, 400, "stream_options"),
