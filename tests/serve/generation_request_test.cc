@@ -67,6 +67,16 @@ TEST(GenerationRequest, ReadsWhatTokensMayBeDrawn) {
     EXPECT_NE(error_of(fmt::format(R"({{"prompt": [1], {}}})", wrong)), "") << wrong;
 }
 
+TEST(GenerationRequest, AsksForTheLogProbsOfAPrompt) {
+  const auto request = completion(R"({"prompt": [1, 2], "prompt_logprobs": 3, "logprobs": 5})");
+  EXPECT_EQ(request.prompt_logprobs, 3);
+  EXPECT_EQ(request.params.prompt_logprobs, 3);
+  EXPECT_FALSE(completion(R"({"prompt": [1, 2], "logprobs": 5})").params.prompt_logprobs);
+  for (const char* wrong : {R"("prompt_logprobs": -1)", R"("prompt_logprobs": 21)",
+                            R"("prompt_logprobs": 1, "stream": true)", R"("max_tokens": 0)"})
+    EXPECT_NE(error_of(fmt::format(R"({{"prompt": [1], {}}})", wrong)), "") << wrong;
+}
+
 TEST(GenerationRequest, NullIsAbsence) {
   const auto request =
       completion(R"({"prompt": [1], "max_tokens": null, "seed": null, "stop": null})");

@@ -78,6 +78,7 @@ TEST_F(EngineCalls, CarryEverySettingOfTheDraw) {
                                        .max_tokens = 11,
                                        .min_tokens = 2,
                                        .logprobs = 6,
+                                       .prompt_logprobs = 0,
                                        .structured_outputs = "{}"};
   make(add_request_call("r", {1, 2}, params, nullptr));
   EXPECT_EQ(engine_.notes, (std::vector<std::string>{"add_request r"}));
@@ -97,6 +98,7 @@ TEST_F(EngineCalls, CarryEverySettingOfTheDraw) {
   EXPECT_EQ(found.max_tokens, 11);
   EXPECT_EQ(found.min_tokens, 2);
   EXPECT_EQ(found.logprobs, 6);
+  EXPECT_EQ(found.prompt_logprobs, 0);
   EXPECT_EQ(found.structured_outputs, "{}");
 }
 
@@ -104,6 +106,7 @@ TEST_F(EngineCalls, LeaveSettingsOutThatAreNotGiven) {
   make(add_request_call("r", {1}, {}, nullptr));
   EXPECT_FALSE(engine_.sampling.seed);
   EXPECT_FALSE(engine_.sampling.logprobs);
+  EXPECT_FALSE(engine_.sampling.prompt_logprobs);
 }
 
 TEST_F(EngineCalls, CarryImagesAsTheyAre) {

@@ -120,6 +120,8 @@ class TellingEngine : public FakeEngine {
                       .top = {{.token_id = 8, .logprob = -1.5F}}}};
     sample.finish_reason = rollout::FinishReason::kStop;
     sample.stop_reason = 258;
+    output.prompt_logprobs = {
+        {.token_id = 5, .logprob = -0.3F, .rank = 2, .top = {{.token_id = 6, .logprob = -0.2F}}}};
     RequestOutput refused{.request_id = "b", .finished = true};
     refused.error = Error(ErrorKind::kUsage, "too long");
     return {output, refused};
@@ -149,6 +151,11 @@ TEST(RemoteEngine, KeepsAllOfAnAnswer) {
     EXPECT_EQ(sample.tokens[0].top.at(0).token_id, 8);
     EXPECT_EQ(sample.tokens[0].top[0].logprob, -1.5F);
     EXPECT_EQ(sample.stop_reason, 258);
+    const auto& prompt = outputs[0].prompt_logprobs.at(0);
+    EXPECT_EQ(prompt.token_id, 5);
+    EXPECT_EQ(prompt.logprob, -0.3F);
+    EXPECT_EQ(prompt.rank, 2);
+    EXPECT_EQ(prompt.top.at(0).logprob, -0.2F);
     ASSERT_TRUE(outputs[1].error);
     EXPECT_TRUE(support::is_error(*outputs[1].error, ErrorKind::kUsage, {"too long"}));
     const auto stats = remote.stats();
