@@ -14,9 +14,10 @@ using distckpt::ceil_div;
 using Work = Phase::Work;
 
 constexpr int kDevicesOfHost = 8;
-constexpr double kNetworkRate = 50e9;   // bytes a second and device between hosts: 400 Gbit/s
-constexpr double kReshardShare = 0.5;   // of the link: docs/benchmarks.md#resharding
-constexpr double kBytesOfHidden = 2.0;  // of an element between ranks
+constexpr double kNetworkRate = 50e9;    // bytes a second and device between hosts: 400 Gbit/s
+constexpr double kReshardShare = 0.5;    // of the link: docs/benchmarks.md#resharding
+constexpr double kStreamedShare = 0.65;  // of the link each way, when state goes both ways at once
+constexpr double kBytesOfHidden = 2.0;   // of an element between ranks
 
 double real(std::int64_t size) {
   return static_cast<double>(size);
@@ -55,7 +56,7 @@ class StepClock {
                             sent(mesh.dp() * mesh.cp()) / rate_among(mesh.world_size());
     // State on the host goes up while it comes down, and is updated meanwhile.
     const double state = memory.on_host > 0
-                             ? real(memory.on_host) / setup_.device.host_rate
+                             ? real(memory.on_host) / (kStreamedShare * setup_.device.host_rate)
                              : 2 * real(memory.optimizer) / setup_.device.memory_rate;
     return messages + state;
   }
@@ -165,10 +166,13 @@ class StepClock {
 }  // namespace
 
 Efficiency efficiency_of(const models::TransformerConfig& model, const models::MeshShape& mesh) {
-  if (model.num_moe_experts == 0)
-    return {.learning = 0.55, .forward = 0.65, .generation = mesh.tp() > 1 ? 0.52 : 0.57};
-  const double generation = mesh.tp() > 1 ? 0.36 : mesh.ep() > 1 ? 0.32 : 0.59;
-  return {.learning = 0.33, .forward = 0.33, .generation = generation};
+  if (model.num_moe_experts == 0) {
+    const double generation = mesh.tp() == 1 ? 0.57 : mesh.tp() == 2 ? 0.52 : 0.35;
+    return {.learning = 0.55, .forward = 0.65, .generation = generation};
+  }
+  if (mesh.ep() > 1)  // all ranks wait for the one with the most rows
+    return {.learning = 0.26, .forward = 0.28, .generation = mesh.tp() > 1 ? 0.36 : 0.56};
+  return {.learning = 0.33, .forward = 0.33, .generation = mesh.tp() > 1 ? 0.36 : 0.59};
 }
 
 std::vector<PhaseSeconds> phase_seconds(const RunSetup& setup, const std::vector<Phase>& phases) {
