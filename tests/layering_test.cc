@@ -90,7 +90,7 @@ std::vector<Include> includes_of(const std::string& folder) {
 // reports as JSON.
 const std::map<std::string, std::set<std::string>> kAllowed{
     {"distckpt", {"distckpt"}},
-    {"converter", {"converter", "models/spec", "distckpt"}},
+    {"converter", {"converter", "rollout/text", "models/spec", "distckpt"}},
     {"models/spec", {"models/spec", "distckpt"}},
     {"models", {"models", "models/spec", "distckpt"}},
     {"rollout", {"rollout", "rollout/text", "models", "models/spec", "distckpt"}},

@@ -4,11 +4,11 @@
 #include <cmath>
 #include <iterator>
 #include <optional>
-#include <regex>
 #include <utility>
 
 #include "distckpt/base/error.h"
 #include "distckpt/storage/file_io.h"
+#include "rollout/text/regex/linear_regex.h"
 
 namespace ferry::converter {
 
@@ -16,34 +16,12 @@ using nlohmann::ordered_json;
 
 namespace {
 
-// The size of a pattern whose counted repetitions are spelled out, at most.
-std::size_t spelled_out(std::string_view pattern) {
-  constexpr std::size_t kMost = 1 << 20;
-  auto size = pattern.size();
-  for (std::size_t at = 0; (at = pattern.find('{', at)) != pattern.npos;) {
-    std::size_t count = 0, largest = 1;
-    for (++at; at < pattern.size() && pattern[at] != '}'; ++at) {
-      const bool is_digit = pattern[at] >= '0' && pattern[at] <= '9';
-      count =
-          is_digit ? std::min(kMost, count * 10 + static_cast<std::size_t>(pattern[at] - '0')) : 0;
-      largest = std::max(largest, count);
-    }
-    size = std::min(kMost, size) * largest;
-  }
-  return size;
-}
-
 // True if a pattern of PEFT matches the end of a name, from a dot or its beginning on; nothing for
-// a pattern that is not understood. The matcher that never goes back (an extension of libstdc++)
-// takes time linear in the name, but descends once for each state of the pattern: few may be there.
+// a pattern that is not understood.
 std::optional<bool> is_end_of(const std::string& pattern, const std::string& name) {
-  constexpr std::size_t kLargest = 2000;
-  if (spelled_out(pattern) > kLargest) return std::nullopt;
   try {
-    const std::regex regex("(.*\\.)?(" + pattern + ")",
-                           std::regex::ECMAScript | std::regex_constants::__polynomial);
-    return std::regex_match(name, regex);
-  } catch (const std::regex_error&) {
+    return rollout::text::LinearRegex("(?:.*\\.)?(?:" + pattern + ")").matches(name);
+  } catch (const Error&) {
     return std::nullopt;
   }
 }
