@@ -24,10 +24,10 @@ constexpr std::string_view kTrainedWhole = ".modules_to_save.";
 // verl/trainer/sft_trainer.py, which is 0 where the configuration does not say a number.
 LoraRecord read_record(const fs::path& path) {
   LoraRecord record{.source = path.string()};
-  const auto json = distckpt::parse_ordered_json(distckpt::read_text(path), record.source);
-  require(json.is_object(), ErrorKind::kCorrupt, "{}: is no object", record.source);
+  const auto fields = distckpt::parse_ordered_json(distckpt::read_text(path), record.source);
+  require(fields.is_object(), ErrorKind::kCorrupt, "{}: is no object", record.source);
   const auto find = [&](const char* key) {
-    const auto value = json.value(key, ordered_json());
+    const auto value = fields.value(key, ordered_json());
     require(value.is_null() || value.is_number(), ErrorKind::kCorrupt, "{}: {}: {} is no number",
             record.source, key, value.dump());
     return value;
@@ -39,7 +39,7 @@ LoraRecord read_record(const fs::path& path) {
   }
   if (const auto alpha = find("lora_alpha"); !alpha.is_null() && alpha != 0)
     record.alpha = alpha.get<double>();
-  const auto type = json.value("task_type", ordered_json());
+  const auto type = fields.value("task_type", ordered_json());
   require(type.is_null() || type.is_string(), ErrorKind::kCorrupt, "{}: task_type: {} is no name",
           record.source, type.dump());
   if (type.is_string()) record.task_type = type.get<std::string>();

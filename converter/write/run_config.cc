@@ -10,6 +10,7 @@
 #include "converter/families/families.h"
 #include "converter/families/megatron_args.h"
 #include "distckpt/base/error.h"
+#include "distckpt/base/json.h"
 #include "distckpt/formats/torch_dist.h"
 #include "distckpt/storage/file_io.h"
 #include "distckpt/storage/filenames.h"
@@ -241,8 +242,9 @@ std::string run_config_text(distckpt::PickleValue namespace_of_args,
   const auto args = plain_args(namespace_of_args);
   const auto is_set = [&](const char* name) { return args.value(name, ordered_json()) == true; };
   const bool latent = is_set("multi_latent_attention");
+  static constexpr std::string_view kBridge = "a setting of Megatron-Bridge";
   const auto& bridge = *bridge_model(config);
-  auto model = ordered_json::parse(bridge.settings);
+  auto model = distckpt::parse_ordered_json(bridge.settings, kBridge);
   add_fields(kFields, args, model);
   if (latent) add_fields(kLatentFields, args, model);
   model["share_embeddings_and_output_weights"] = !is_set("untie_embeddings_and_output_weights");
@@ -260,7 +262,7 @@ std::string run_config_text(distckpt::PickleValue namespace_of_args,
   if (!model.value("num_moe_experts", ordered_json()).is_null())
     model["moe_token_dispatcher_type"] = "alltoall";
   if (!bridge.layer_spec.empty())
-    model["transformer_layer_spec"] = ordered_json::parse(bridge.layer_spec);
+    model["transformer_layer_spec"] = distckpt::parse_ordered_json(bridge.layer_spec, kBridge);
   if (bridge.configure != nullptr) bridge.configure(config, model);
   if (!hf_model_id.empty()) model["hf_model_id"] = hf_model_id;
   const std::string_view usual =

@@ -338,6 +338,10 @@ void visit_json_members(std::string_view text,
   nlohmann::json::sax_parse(text, &builder);
 }
 
+nlohmann::json json_or_discarded(std::string_view text) {
+  return nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+}
+
 nlohmann::ordered_json parse_ordered_json(std::string_view text, std::string_view source) {
   return parse<nlohmann::ordered_json>(text, source);
 }

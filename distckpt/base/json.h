@@ -20,6 +20,10 @@ void visit_json_members(std::string_view text,
                         std::string_view source,
                         const std::function<void(std::string& key, nlohmann::json& value)>& visit);
 
+// The value of a line that may be broken off, or discarded (json::is_discarded()) if the text is no
+// JSON. The last of two equal keys counts.
+nlohmann::json json_or_discarded(std::string_view text);
+
 // Keeps the order of the keys: for configurations that are written back.
 nlohmann::ordered_json parse_ordered_json(std::string_view text, std::string_view source);
 

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "distckpt/base/error.h"
+#include "distckpt/base/json.h"
 #include "distckpt/base/printable.h"
 #include "rollout/text/shallow_json.h"
 #include "trainer/rewards/child_process.h"
@@ -29,7 +30,7 @@ json parse_answer(std::string_view text) {
             printable(text.substr(0, kShown)));
   };
   refuse_if(rollout::text::nests_deeply(text), "is nested too deep");
-  auto answer = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  auto answer = distckpt::json_or_discarded(text);
   refuse_if(!answer.is_object(), "is no JSON object");
   return answer;
 }

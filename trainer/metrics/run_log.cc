@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "distckpt/base/error.h"
+#include "distckpt/base/json.h"
 #include "distckpt/storage/file_io.h"
 
 namespace ferry::trainer {
@@ -29,7 +30,7 @@ std::int64_t for_each_line(const fs::path& path, const std::string& text, Visit&
   std::int64_t num_unreadable = 0;
   for (std::string line; std::getline(file, line);) {
     if (line.empty() || line.find(text) == std::string::npos) continue;
-    const auto parsed = json::parse(line, nullptr, false);
+    const auto parsed = distckpt::json_or_discarded(line);
     if (!parsed.is_object() || !visit(parsed)) ++num_unreadable;
   }
   require(file.eof(), ErrorKind::kIo, "{}: cannot be read", path.string());
@@ -84,7 +85,7 @@ std::int64_t last_step(const fs::path& path) {
   std::istringstream lines(tail);
   std::int64_t step = 0;
   for (std::string line; std::getline(lines, line);) {
-    const auto parsed = json::parse(line, nullptr, false);
+    const auto parsed = distckpt::json_or_discarded(line);
     const auto span = parsed.is_object() ? span_of(parsed) : std::nullopt;
     if (span) step = std::max(step, span->step);
   }
@@ -160,7 +161,7 @@ RunLog read_run(const fs::path& run) {
   const auto folder = is_folder ? run : fs::absolute(run).parent_path();
   if (fs::exists(folder / kConfigFile)) log.config = distckpt::read_text(folder / kConfigFile);
   if (fs::exists(folder / kProgressFile)) {
-    const auto progress = json::parse(distckpt::read_text(folder / kProgressFile), nullptr, false);
+    const auto progress = distckpt::json_or_discarded(distckpt::read_text(folder / kProgressFile));
     if (progress.is_object()) {
       const auto total = integer_at(progress, "total_steps", 0);
       if (total > 0) log.total_steps = total;

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "distckpt/base/error.h"
+#include "distckpt/base/json.h"
 #include "distckpt/storage/file_io.h"
 #include "distckpt/storage/filenames.h"
 
@@ -104,7 +105,7 @@ StepSamples read_samples(const fs::path& path) {
   std::istringstream lines(distckpt::read_text(path));
   for (std::string line; std::getline(lines, line);) {
     if (line.empty()) continue;
-    if (auto sample = sample_of(json::parse(line, nullptr, false)))
+    if (auto sample = sample_of(distckpt::json_or_discarded(line)))
       found.samples.push_back(std::move(*sample));
     else
       ++found.num_unreadable;

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "distckpt/base/error.h"
+#include "distckpt/base/json.h"
 #include "distckpt/storage/file_io.h"
 #include "trainer/rewards/child_process.h"
 
@@ -136,8 +137,8 @@ bool passes(const std::optional<std::string>& said, const json& expected, bool r
   if (!said) return false;
   const auto lines = lines_of(*said);
   if (!returns) return std::ranges::equal(lines, lines_of(text_of(expected)), same_line);
-  const auto value = json::parse(lines.empty() ? "" : lines.back(), nullptr, false);
-  const auto wanted = json::parse(text_of(expected), nullptr, false);
+  const auto value = distckpt::json_or_discarded(lines.empty() ? "" : lines.back());
+  const auto wanted = distckpt::json_or_discarded(text_of(expected));
   require(!wanted.is_discarded(), ErrorKind::kCorrupt, "ground_truth: what {} returns is JSON",
           "fn_name");
   return value == wanted || (wanted.is_array() && !wanted.empty() && value == wanted.front());
@@ -167,7 +168,7 @@ void require_sandbox(const std::vector<std::string>& sandbox) {
 RewardScore code_reward(std::string_view solution_str,
                         std::string_view ground_truth,
                         const CodeRewardOptions& options) {
-  const auto tests = json::parse(ground_truth, nullptr, /*allow_exceptions=*/false);
+  const auto tests = distckpt::json_or_discarded(ground_truth);
   require(tests.is_object() && tests.contains("inputs") && tests["inputs"].is_array() &&
               tests.contains("outputs") && tests["outputs"].is_array() &&
               tests["inputs"].size() == tests["outputs"].size() && !tests["inputs"].empty(),

@@ -53,7 +53,7 @@ RewardScore score_of(const json& answer, const std::string& line) {
 }
 
 json parsed(const std::string& text, std::string_view what) {
-  auto value = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  auto value = distckpt::json_or_discarded(text);
   require(!value.is_discarded(), ErrorKind::kUsage, "reward request: {} is no JSON: {}", what,
           shown(text));
   return value;

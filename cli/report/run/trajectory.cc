@@ -6,6 +6,7 @@
 #include <string_view>
 #include <utility>
 
+#include "distckpt/base/json.h"
 #include "distckpt/storage/file_io.h"
 
 namespace ferry::cli {
@@ -79,7 +80,7 @@ std::vector<json> read_exchanges(const std::filesystem::path& sessions,
   if (!std::filesystem::exists(path)) return found;
   std::istringstream lines(distckpt::read_text(path));
   for (std::string line; std::getline(lines, line);) {
-    const auto session = json::parse(line, nullptr, /*allow_exceptions=*/false);
+    const auto session = distckpt::json_or_discarded(line);
     if (session.is_object()) found.push_back(session.value("exchanges", json::array()));
   }
   if (found.size() != num_answers) found.clear();

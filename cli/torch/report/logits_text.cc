@@ -2,6 +2,7 @@
 
 #include "cli/report/text.h"
 #include "cli/torch/report/logits_report.h"
+#include "distckpt/base/json.h"
 
 namespace ferry::cli {
 namespace {
@@ -24,7 +25,7 @@ std::string mesh_text(const LogitsSubject& subject) {
 
 // {"torch": "2.11.0", ...} -> "torch 2.11.0, ..."
 std::string regime_text(const std::string& regime) {
-  const auto parsed = nlohmann::json::parse(regime, nullptr, /*allow_exceptions=*/false);
+  const auto parsed = distckpt::json_or_discarded(regime);
   if (!parsed.is_object()) return regime;
   std::string text;
   for (const char* key :

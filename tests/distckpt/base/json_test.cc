@@ -92,6 +92,12 @@ TEST(Json, RefusesWhatWouldTakeMuchMemory) {
   EXPECT_TRUE(fails(ErrorKind::kCorrupt, {"x: ", "360 MB"}, [&] { parse_json(zeros, "x"); }));
 }
 
+TEST(Json, IsDiscardedWhereALineIsBrokenOff) {
+  EXPECT_EQ(json_or_discarded(R"({"a": 1, "a": 2})"), (nlohmann::json{{"a", 2}}));
+  for (const auto* text : {"", R"({"a": 1)", "nul", "1 2"})
+    EXPECT_TRUE(json_or_discarded(text).is_discarded()) << text;
+}
+
 TEST(Json, KeepsTheOrderOfKeysWhereAsked) {
   EXPECT_EQ(parse_ordered_json(R"({"b": 1, "a": 2})", "x").dump(), R"({"b":1,"a":2})");
   EXPECT_EQ(parse_json(R"({"b": 1, "a": 2})", "x").dump(), R"({"a":2,"b":1})");
