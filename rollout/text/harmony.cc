@@ -4,6 +4,8 @@
 #include <array>
 #include <utility>
 
+#include "distckpt/base/trimmed.h"
+
 namespace ferry::rollout::text {
 namespace {
 
@@ -32,7 +34,7 @@ FoundEnd first_end(std::string_view text, std::size_t from) {
 std::string_view word_behind(std::string_view text, std::string_view key) {
   const auto at = text.find(key);
   if (at == std::string_view::npos) return {};
-  const auto word = without_space(text.substr(at + key.size()));
+  const auto word = trimmed(text.substr(at + key.size()));
   return word.substr(0, word.find_first_of(" \t\r\n<"));
 }
 

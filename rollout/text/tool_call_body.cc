@@ -4,6 +4,7 @@
 #include <set>
 #include <utility>
 
+#include "distckpt/base/trimmed.h"
 #include "rollout/text/shallow_json.h"
 
 namespace ferry::rollout::text {
@@ -76,14 +77,14 @@ bool read_deepseek_call(std::string_view body, std::vector<ToolCall>& calls) {
   constexpr std::string_view kSeparator = "<｜tool▁sep｜>";
   const auto at = body.find(kSeparator);
   if (at == std::string_view::npos) return false;
-  auto name = without_space(body.substr(0, at));
-  auto rest = without_space(body.substr(at + kSeparator.size()));
+  auto name = trimmed(body.substr(0, at));
+  auto rest = trimmed(body.substr(at + kSeparator.size()));
   if (!rest.starts_with('{')) {  // V3: the type stands in front, the name and a block follow
-    name = without_space(rest.substr(0, rest.find('\n')));
+    name = trimmed(rest.substr(0, rest.find('\n')));
     const auto begin = rest.find("```json");
     const auto end = rest.rfind("```");  // there may be others in strings
     if (begin == std::string_view::npos || end <= begin) return false;
-    rest = without_space(rest.substr(begin + 7, end - begin - 7));
+    rest = trimmed(rest.substr(begin + 7, end - begin - 7));
   }
   auto arguments = object_text(rest);
   if (name.empty() || !arguments) return false;
@@ -96,7 +97,7 @@ bool read_kimi_call(std::string_view body, std::vector<ToolCall>& calls) {
   constexpr std::string_view kSeparator = "<|tool_call_argument_begin|>";
   const auto at = body.find(kSeparator);
   if (at == std::string_view::npos) return false;
-  const auto id = without_space(body.substr(0, at));
+  const auto id = trimmed(body.substr(0, at));
   auto arguments = object_text(body.substr(at + kSeparator.size()));
   auto name = id.substr(0, id.rfind(':'));
   skip_prefix(name, "functions.");
@@ -133,7 +134,7 @@ void gather_types(const ordered_json& schema, std::set<std::string>& types) {
 std::optional<ordered_json> as_one_of(const std::set<std::string>& types,
                                       std::string_view value,
                                       const ordered_json& parsed) {
-  std::string word(without_space(value));
+  std::string word(trimmed(value));
   std::ranges::transform(word, word.begin(),
                          [](char c) { return c >= 'A' && c <= 'Z' ? c + ('a' - 'A') : c; });
   const auto is_one_of = [&](std::initializer_list<std::string_view> words) {
@@ -154,13 +155,6 @@ std::optional<ordered_json> as_one_of(const std::set<std::string>& types,
 
 }  // namespace
 
-std::string_view without_space(std::string_view text) {
-  constexpr std::string_view kSpace = " \t\r\n";
-  const auto begin = std::min(text.find_first_not_of(kSpace), text.size());
-  const auto end = text.find_last_not_of(kSpace);
-  return end == std::string_view::npos ? std::string_view() : text.substr(begin, end + 1 - begin);
-}
-
 std::size_t beginning_at_end(std::string_view text, std::string_view marker) {
   for (auto size = std::min(text.size(), marker.size() - 1); size > 0; --size)
     if (text.ends_with(marker.substr(0, size))) return size;
@@ -168,12 +162,12 @@ std::size_t beginning_at_end(std::string_view text, std::string_view marker) {
 }
 
 std::optional<std::string> object_text(std::string_view text) {
-  const auto object = parse_shallow_json(without_space(text));
+  const auto object = parse_shallow_json(trimmed(text));
   return object.is_object() ? std::optional(as_text(object)) : std::nullopt;
 }
 
 bool ToolCallBody::read(std::string_view body, Calls& calls) const {
-  body = without_space(body);
+  body = trimmed(body);
   switch (format_) {
     case ToolFormat::kDeepSeekV3:
     case ToolFormat::kDeepSeekV31:
@@ -202,7 +196,7 @@ bool ToolCallBody::read(std::string_view body, Calls& calls) const {
 bool ToolCallBody::read_json_calls(std::string_view text, Calls& calls) {
   skip_prefix(text, markers_of(ToolFormat::kLlama3Json).begin);
   Calls found;
-  while (!(text = without_space(text)).empty()) {
+  while (!(text = trimmed(text)).empty()) {
     auto end = text.size();
     auto object = parse_shallow_json(text);
     // A semicolon may stand in a string: the first one before which there is an object counts.
@@ -221,7 +215,7 @@ bool ToolCallBody::read_json_calls(std::string_view text, Calls& calls) {
 bool ToolCallBody::read_function_tag(std::string_view body, Calls& calls) const {
   const auto name = take_between(body, "<function=", ">");
   if (!name) return false;
-  ToolCall call{.name = std::string(without_space(*name))};
+  ToolCall call{.name = std::string(trimmed(*name))};
   auto arguments = ordered_json::object();
   while (const auto key = take_between(body, "<parameter=", ">")) {
     const auto end = body.find("</parameter>");
@@ -244,20 +238,20 @@ bool ToolCallBody::read_function_tags(std::string_view body, Calls& calls) const
     if (!body.starts_with("<function=") || end == std::string_view::npos ||
         !read_function_tag(body.substr(0, end), found))
       return false;
-    body = without_space(body.substr(end + kEnd.size()));
+    body = trimmed(body.substr(end + kEnd.size()));
   }
   calls.insert(calls.end(), found.begin(), found.end());
   return !found.empty();
 }
 
 bool ToolCallBody::read_arg_keys(std::string_view body, Calls& calls) const {
-  ToolCall call{.name = std::string(without_space(body.substr(0, body.find("<arg_key>"))))};
+  ToolCall call{.name = std::string(trimmed(body.substr(0, body.find("<arg_key>"))))};
   if (call.name.empty() || call.name.find_first_of("<>\n{}") != std::string::npos) return false;
   auto arguments = ordered_json::object();
   while (const auto key = take_between(body, "<arg_key>", "</arg_key>")) {
     const auto value = take_between(body, "<arg_value>", "</arg_value>");
     if (!value) return false;
-    const std::string name(without_space(*key));
+    const std::string name(trimmed(*key));
     arguments[name] = argument(call.name, name, *value);
   }
   call.arguments = as_text(arguments);
@@ -268,7 +262,7 @@ bool ToolCallBody::read_arg_keys(std::string_view body, Calls& calls) const {
 // <invoke name="...">...</invoke>, one or several, with `mark` in front of the names of tags.
 bool ToolCallBody::read_invokes(std::string_view body, std::string_view mark, Calls& calls) const {
   Calls found;
-  for (; !body.empty(); body = without_space(body))
+  for (; !body.empty(); body = trimmed(body))
     if (!read_invoke(body, mark, found.emplace_back())) return false;
   calls.insert(calls.end(), found.begin(), found.end());
   return !found.empty();
@@ -290,7 +284,7 @@ bool ToolCallBody::read_invoke(std::string_view& body,
   if (!name || name->empty()) return false;
   call.name = *name;
   auto arguments = ordered_json::object();
-  while (!skip_prefix(body = without_space(body), tag("/", "invoke", ">"))) {
+  while (!skip_prefix(body = trimmed(body), tag("/", "invoke", ">"))) {
     const auto of_parameter = open("parameter");
     const auto key = of_parameter ? attribute(*of_parameter, "name") : std::nullopt;
     const auto value = key ? take_between(body, "", tag("/", "parameter", ">")) : std::nullopt;

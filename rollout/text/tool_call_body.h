@@ -19,8 +19,6 @@ struct ToolCall {
   bool operator==(const ToolCall&) const = default;
 };
 
-// The text without white space around it.
-std::string_view without_space(std::string_view text);
 // The length of the longest suffix of the text that begins `marker`.
 std::size_t beginning_at_end(std::string_view text, std::string_view marker);
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "distckpt/base/trimmed.h"
+
 namespace ferry::rollout::text {
 
 using nlohmann::ordered_json;
@@ -34,7 +36,7 @@ ToolCallParser::Part ToolCallParser::finish() {
 
 void ToolCallParser::scan(bool is_last, Part& part) {
   if (format_ == ToolFormat::kLlama3Json) {
-    const auto text = without_space(pending_);
+    const auto text = trimmed(pending_);
     const bool may_be_call = text.empty() || text[0] == '{' || text.starts_with(markers_.begin) ||
                              markers_.begin.starts_with(text);
     if (!is_content_ && may_be_call && !is_last) return;

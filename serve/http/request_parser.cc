@@ -4,8 +4,12 @@
 #include <charconv>
 #include <utility>
 
+#include "distckpt/base/trimmed.h"
+
 namespace ferry::serve {
 namespace {
+
+constexpr std::string_view kBlanks = " \t";
 
 constexpr std::size_t kLongestChunkLine = 256;
 constexpr std::size_t kFirstBodyBytes = std::size_t{1} << 20;  // reserved before any have come
@@ -28,17 +32,11 @@ std::string lower_case(std::string_view text) {
   return lower;
 }
 
-std::string_view trimmed(std::string_view text) {
-  const auto begin = std::min(text.find_first_not_of(" \t"), text.size());
-  const auto end = text.find_last_not_of(" \t");
-  return end == std::string_view::npos ? std::string_view() : text.substr(begin, end + 1 - begin);
-}
-
 // True if a list of words, such as "keep-alive, Upgrade", has this one.
 bool lists(std::string_view list, std::string_view word) {
   while (!list.empty()) {
     const auto one = list.substr(0, list.find(','));
-    if (lower_case(trimmed(one)) == word) return true;
+    if (lower_case(trimmed(one, kBlanks)) == word) return true;
     list.remove_prefix(std::min(list.size(), one.size() + 1));
   }
   return false;
@@ -159,7 +157,7 @@ void RequestParser::read_header(std::string_view line) {
   const auto colon = line.find(':');
   if (colon == std::string_view::npos || !is_token(line.substr(0, colon)))
     return refuse(400, "a header is not NAME: VALUE");
-  const auto value = trimmed(line.substr(colon + 1));
+  const auto value = trimmed(line.substr(colon + 1), kBlanks);
   if (std::ranges::any_of(value, [](char c) {
         return (static_cast<unsigned char>(c) < ' ' && c != '\t') || c == '\x7f';
       }))
@@ -200,7 +198,7 @@ void RequestParser::end_head() {
 }
 
 void RequestParser::read_chunk_size(std::string_view line) {
-  const auto digits = trimmed(line.substr(0, line.find(';')));
+  const auto digits = trimmed(line.substr(0, line.find(';')), kBlanks);
   std::size_t size = 0;
   if (!parse_size(digits, 16, size)) return refuse(400, "the size of a chunk is no number");
   if (size > limits_.max_body_bytes - request_.body.size())

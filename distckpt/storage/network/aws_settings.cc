@@ -11,6 +11,7 @@
 
 #include "distckpt/base/error.h"
 #include "distckpt/base/printable.h"
+#include "distckpt/base/trimmed.h"
 #include "distckpt/storage/network/http.h"
 
 namespace ferry::distckpt {

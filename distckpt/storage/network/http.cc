@@ -14,6 +14,7 @@
 
 #include "distckpt/base/error.h"
 #include "distckpt/base/printable.h"
+#include "distckpt/base/trimmed.h"
 #include "distckpt/storage/network/curl_library.h"
 
 namespace ferry::distckpt {
@@ -423,12 +424,6 @@ HttpResponse http_send(const HttpRequest& request) {
     if (attempt.failure.empty() && !attempt.again) return std::move(attempt.response);
     backoff.after(attempt, shown_url(request.url));
   }
-}
-
-std::string_view trimmed(std::string_view text) {
-  const auto begin = text.find_first_not_of(" \t\r\n");
-  if (begin == std::string_view::npos) return {};
-  return text.substr(begin, text.find_last_not_of(" \t\r\n") - begin + 1);
 }
 
 std::optional<std::string> environment(const char* name) {

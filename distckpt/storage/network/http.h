@@ -95,8 +95,6 @@ HttpResponse http_send(const HttpRequest& request);
 // The value of an environment variable, if it is set and not empty.
 std::optional<std::string> environment(const char* name);
 
-std::string_view trimmed(std::string_view text);  // without white space around it
-
 // Percent-encodes what is not unreserved (RFC 3986) nor in `keep`.
 std::string url_encode(std::string_view text, std::string_view keep = "");
 std::string url_decode(std::string_view text);  // as it is where it is not well encoded
