@@ -24,11 +24,6 @@ struct DrawRow {
   // Written by a GPU's thread blocks: the best key so far, and how many blocks are done.
   std::uint64_t best = 0;
   std::uint32_t arrived = 0;
-
-  constexpr float noise_of(std::int64_t token) const {
-    const auto quad = static_cast<std::uint32_t>(token / 4);
-    return gumbel_noise(philox(draw_counter(request, position, quad), seed).at[token % 4]);
-  }
 };
 
 // A token whose logit differs from the model's.

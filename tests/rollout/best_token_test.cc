@@ -14,13 +14,19 @@
 namespace ferry::rollout {
 namespace best_token_test {
 
+float noise_of(const DrawRow& draw, std::int64_t token) {
+  const auto quad = static_cast<std::uint32_t>(token / 4);
+  return gumbel_noise(
+      philox(draw_counter(draw.request, draw.position, quad), draw.seed).at[token % 4]);
+}
+
 // The best of all tokens, with the noise of each computed by itself.
 BestToken plainly(const DrawRow& draw, const std::vector<float>& logits, float scale) {
   BestToken best;
   for (std::size_t i = 0; i < logits.size(); ++i) {
     const auto token = static_cast<std::int64_t>(i);
     const float z = usable(logits[i]) * scale;
-    best.offer(draw.greedy != 0 ? z : z + draw.noise_of(token), token);
+    best.offer(draw.greedy != 0 ? z : z + noise_of(draw, token), token);
   }
   return best;
 }

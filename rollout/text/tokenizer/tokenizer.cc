@@ -91,19 +91,14 @@ std::unique_ptr<Tokenizer> Tokenizer::from_folder(const std::filesystem::path& f
 
 void Tokenizer::read_config(std::string_view text, std::string_view source) {
   const auto config = distckpt::parse_json(text, source);
-  const auto id = [&](const char* key) -> std::optional<TokenId> {
-    if (!config.is_object() || !config.contains(key) || config[key].is_null()) return {};
-    const auto& value = config[key];
-    const auto token = distckpt::json_string(
-        value.is_object() ? distckpt::json_at(value, "content", source) : value, key, source);
-    const auto found = token_to_id(token);
-    require(found != kNoToken, ErrorKind::kCorrupt, "{}: {} is \"{}\", which is no token", source,
-            key, token);
-    return found;
-  };
-  bos_token_id_ = id("bos_token");
-  eos_token_id_ = id("eos_token");
-  pad_token_id_ = id("pad_token");
+  constexpr std::string_view kKey = "eos_token";
+  if (!config.is_object() || !config.contains(kKey) || config[kKey].is_null()) return;
+  const auto& value = config[kKey];
+  const auto token = distckpt::json_string(
+      value.is_object() ? distckpt::json_at(value, "content", source) : value, kKey, source);
+  eos_token_id_ = token_to_id(token);
+  require(eos_token_id_ != kNoToken, ErrorKind::kCorrupt, "{}: {} is \"{}\", which is no token",
+          source, kKey, token);
 }
 
 std::vector<TokenId> Tokenizer::encode(std::string_view text, EncodeOptions options) const {

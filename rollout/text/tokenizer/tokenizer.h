@@ -58,9 +58,7 @@ class Tokenizer {
   std::vector<std::string> token_bytes(std::size_t count, char added_token) const;
   std::vector<std::string> added_tokens() const;  // their contents
 
-  std::optional<TokenId> bos_token_id() const { return bos_token_id_; }
   std::optional<TokenId> eos_token_id() const { return eos_token_id_; }
-  std::optional<TokenId> pad_token_id() const { return pad_token_id_; }
 
  private:
   friend class DecodeStream;
@@ -86,7 +84,7 @@ class Tokenizer {
   PostProcessor post_processor_;
   Decoder decoder_;
   std::size_t vocab_size_ = 0;
-  std::optional<TokenId> bos_token_id_, eos_token_id_, pad_token_id_;
+  std::optional<TokenId> eos_token_id_;
 
   mutable std::mutex scratch_mutex_;
   mutable std::vector<std::unique_ptr<Scratch>> free_scratch_;

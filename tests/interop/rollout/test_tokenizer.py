@@ -128,13 +128,13 @@ def test_pre_tokenizers_cut_alike(tool, name):
     assert first_difference(texts, ours, [[piece for piece, _ in theirs.pre_tokenize_str(t)] for t in texts]) is None
 
 
-def test_special_token_ids_and_sizes(tool, trained, work):
+def test_sizes_and_the_token_that_ends(tool, trained, work):
     theirs, path = trained("llama3")
     (work / "tokenizer.json").write_bytes(path.read_bytes())
     (work / "tokenizer_config.json").write_text(json.dumps({
         "bos_token": "<|begin_of_text|>", "eos_token": {"content": "<|eot_id|>", "lstrip": False}, "pad_token": None}))
     assert tool(op="tokenizer", folder=str(work)) == {
-        "vocab_size": theirs.get_vocab_size(), "bos": theirs.token_to_id("<|begin_of_text|>"), "eos": theirs.token_to_id("<|eot_id|>"), "pad": None}
+        "vocab_size": theirs.get_vocab_size(), "eos": theirs.token_to_id("<|eot_id|>")}
 
 
 def test_what_is_not_supported_is_named(tool, trained, work):

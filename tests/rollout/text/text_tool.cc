@@ -106,13 +106,9 @@ ordered_json detokenize(const ordered_json& request) {
 
 ordered_json describe(const ordered_json& request) {
   const auto tokenizer = Tokenizer::from_folder(request.at("folder").get<std::string>());
-  const auto id = [](std::optional<TokenId> value) {
-    return value ? ordered_json(*value) : ordered_json();
-  };
+  const auto eos = tokenizer->eos_token_id();
   return {{"vocab_size", tokenizer->vocab_size()},
-          {"bos", id(tokenizer->bos_token_id())},
-          {"eos", id(tokenizer->eos_token_id())},
-          {"pad", id(tokenizer->pad_token_id())}};
+          {"eos", eos ? ordered_json(*eos) : ordered_json()}};
 }
 
 ordered_json pieces(const ordered_json& request) {
