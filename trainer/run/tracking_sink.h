@@ -12,7 +12,8 @@ namespace ferry::trainer {
 class TrackingSink {
  public:
   // `which`: "wandb" or "mlflow". A run that goes on behind `step` > 0 goes on there, too. Throws
-  // Error(kUsage) if they do not begin, for example as the interpreter lacks them.
+  // Error(kUsage) if they do not begin, for example as the interpreter lacks them, and Error(kIo)
+  // if the interpreter cannot be started.
   TrackingSink(std::string which, const TrainerConfig& run, std::int64_t step);
 
   // Waits until all is logged, for two minutes at most. Returns what went wrong, else "".
