@@ -2,8 +2,8 @@
 
 #include <gtest/gtest.h>
 
-#include <chrono>
 #include <cmath>
+#include <ctime>
 #include <limits>
 #include <string>
 #include <string_view>
@@ -77,11 +77,11 @@ TEST(Json, ReadsManyObjectsInTheTimeOfTheirLength) {
   std::string list = "[{}";
   for (int i = 0; i < 200'000; ++i) list += ",{}";
   list += "]";
-  const auto start = std::chrono::steady_clock::now();
+  const auto start = std::clock();
   EXPECT_EQ(parse_json(header, "x").size(), kTensors);
   EXPECT_EQ(parse_ordered_json(header, "x").size(), kTensors);
   EXPECT_EQ(parse_json(list, "x").size(), 200'001);
-  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
+  EXPECT_LT((std::clock() - start) / CLOCKS_PER_SEC, 10) << "seconds of CPU time";
 }
 
 TEST(Json, RefusesWhatWouldTakeMuchMemory) {

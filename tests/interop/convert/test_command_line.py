@@ -267,3 +267,17 @@ def test_want_of_memory_is_an_error_wherever_it_strikes(mebibytes, work):
         done = ferry("convert", HF, work / target, "--to", target, "--threads", "8", **limited(mebibytes))
         assert done.returncode in (0, 2) and ("error: " in done.stderr) == (done.returncode == 2)
         assert (work / published).exists() == (done.returncode == 0)
+
+
+# ------------------------------------------------------------------------------------------------------ shared libraries
+
+@pytest.mark.parametrize("name", ["ferry", "ferry-torch"])
+def test_a_program_needs_no_shared_library_of_fmt_or_json(name):
+    """It runs where they are not installed."""
+    program = FERRY.parent / name
+    if not program.exists():
+        pytest.skip(f"{name} is not built")
+    dynamic = subprocess.run(["readelf", "--dynamic", "--wide", program], stdout=subprocess.PIPE, text=True, check=True).stdout
+    libraries = re.findall(r"\(NEEDED\).*\[([^\]]+)\]", dynamic)
+    assert "libc.so.6" in libraries
+    assert [library for library in libraries if re.search("fmt|json|tomlplusplus|CLI11|curl", library)] == []
