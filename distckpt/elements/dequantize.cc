@@ -72,7 +72,7 @@ class PairTables {
  public:
   explicit PairTables(DType into) : into_(into), size_(static_cast<std::size_t>(size_of(into))) {}
 
-  // Where pairs are for this exponent: 256 of them. Null: one of them overflows.
+  // The 256 pairs for this exponent. Null: an element of them overflows.
   const std::byte* of(std::byte exponent, double scale) {
     auto& table = tables_[std::to_integer<std::size_t>(exponent)];
     if (!table.known) table = make(scale);

@@ -114,7 +114,7 @@ class Slab {
   // Lets go what it holds.
   void clear() { held_ = {}; }
 
-  // From now on it holds elements [held.begin, held.end) of `slab`, a slab of the tensor.
+  // Makes it hold elements [held.begin, held.end) of `slab`, a slab of the tensor.
   void begin(const ModelTensor& tensor,
              const FlatRange& slab,
              const FlatRange& held,

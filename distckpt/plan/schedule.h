@@ -32,7 +32,7 @@ struct SlabCut {
   std::int64_t rows = 0;
   std::int64_t bytes = 0;  // of the largest slab
 
-  // Of the slab that holds an element, its first element and the one behind its last.
+  // The elements of the slab that holds one of them.
   FlatRange slab_of(const Shape& grid, std::int64_t element) const;
 };
 
