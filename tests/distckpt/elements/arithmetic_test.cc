@@ -58,5 +58,19 @@ TEST(Arithmetic, LeavesNanANan) {
   EXPECT_TRUE(std::isnan(element_value(DType::kF32, element.data())));
 }
 
+TEST(Arithmetic, GivesTheBytesBackWhereTheyAreCombinedTwice) {
+  support::Random random(5);
+  std::vector<std::byte> bytes(1003);
+  std::vector<std::byte> other(bytes.size());
+  for (auto& byte : bytes) byte = static_cast<std::byte>(random.between(0, 255));
+  for (auto& byte : other) byte = static_cast<std::byte>(random.between(0, 255));
+  auto combined = bytes;
+  exclusive_or(combined, other);
+  EXPECT_EQ(combined[7], bytes[7] ^ other[7]);
+  EXPECT_NE(combined, bytes);
+  exclusive_or(combined, other);
+  EXPECT_EQ(combined, bytes);
+}
+
 }  // namespace arithmetic_test
 }  // namespace ferry::distckpt

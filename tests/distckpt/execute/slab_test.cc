@@ -294,5 +294,23 @@ TEST(SlabCut, DividesADimensionEvenlyWhereASlabWouldBeTooLong) {
   EXPECT_FALSE(slab_cut(planned)) << "it lies in the model's order";
 }
 
+TEST(Schedule, GoesThroughAsManySlabsAsSomebodyMayBeAheadOf) {
+  PlannedTensor planned{.tensor = {.name = "w", .shape = {16, 2048, 4096}}};  // 16 MiB a slab
+  planned.source = {
+      {.box = Box::whole(planned.tensor.shape), .at = {.strides = {2 * 2048 * 4096, 2, 2 * 2048}}}};
+  planned.targets = {planned.source};
+  CopyPlan plan;
+  plan.tensors = {planned};
+  EXPECT_EQ(make_schedule(plan, true).segments.size(), 1U);
+  EXPECT_EQ(make_schedule(plan, true, InOrder::kSlabs).segments.size(), 16U);
+  EXPECT_EQ(make_schedule(plan, true, InOrder::kTensors).segments.size(), 1U);
+  plan.tensors[0].targets[0][0].at.strides = {2 * 2048 * 4096, 2 * 4096, 2};
+  EXPECT_EQ(make_schedule(plan, true).segments.size(), 16U) << "an archive takes them in order";
+  plan.tensors[0].source = plan.tensors[0].targets[0];
+  EXPECT_EQ(make_schedule(plan, true).segments.size(), 128U)
+      << "stretches: nothing lies transposed";
+  EXPECT_EQ(make_schedule(plan, true, InOrder::kTensors).segments.size(), 1U);
+}
+
 }  // namespace slab_test
 }  // namespace ferry::distckpt
