@@ -92,6 +92,9 @@ void read_latent_attention(const ArgumentReader& args, TransformerConfig& config
   config.dsa_indexer_n_heads = args.size("dsa_indexer_n_heads", kMaxHeads);
   config.dsa_indexer_head_dim = args.size("dsa_indexer_head_dim");
   config.dsa_indexer_topk = args.size("dsa_indexer_topk");
+  if (args.find("dsa_indexer_topk_freq"))
+    config.dsa_indexer_topk_freq = args.size("dsa_indexer_topk_freq");
+  config.dsa_indexer_skip_topk_offset = args.integer("dsa_indexer_skip_topk_offset", 0);
 }
 
 // moe_layer_freq: every n-th layer, or a list with one entry for each.

@@ -73,6 +73,7 @@ std::string why_not(const Match& match, const TransformerConfig& config) {
     case When::kSharedGate:
     case When::kDense:
     case When::kSparse:
+    case When::kIndexer:
     case When::kLayerNorms:
     case When::kLinearNorms:
     case When::kSinks:

@@ -233,6 +233,8 @@ void write_model(ArgumentWriter& args, const TransformerConfig& config) {
     args.set("dsa_indexer_n_heads", config.dsa_indexer_n_heads);
     args.set("dsa_indexer_head_dim", config.dsa_indexer_head_dim);
     args.set("dsa_indexer_topk", config.dsa_indexer_topk);
+    args.set("dsa_indexer_topk_freq", config.dsa_indexer_topk_freq);
+    args.set("dsa_indexer_skip_topk_offset", config.dsa_indexer_skip_topk_offset);
   }
   write_linear_attention(args, config);
   write_hybrid_layers(args, config);

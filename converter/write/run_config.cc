@@ -69,6 +69,8 @@ constexpr auto kFields = std::to_array<Field>({
     {"dsa_indexer_n_heads"},
     {"dsa_indexer_head_dim"},
     {"dsa_indexer_topk"},
+    {"dsa_indexer_topk_freq"},
+    {"dsa_indexer_skip_topk_offset"},
     {"is_hybrid_model"},
     {"mamba_num_heads"},
     {"mamba_head_dim"},

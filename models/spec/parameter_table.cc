@@ -112,11 +112,11 @@ constexpr ParameterRow kLatentAttention[] = {
     {"self_attention.linear_proj.weight",                  kCopy, kRow,    E::kHidden,        E::kVHeads, kAlways,  40},
     {"self_attention.q_layernorm.weight",                  kCopy, kNone,   E::kQLora,         E::kNone,   kSparse,  160},
     {"self_attention.kv_layernorm.weight",                 kCopy, kNone,   E::kKvLora,        E::kNone,   kSparse,  170},
-    {"self_attention.core_attention.indexer.linear_wq_b.weight", kCopy, kNone, E::kIndexQueries, E::kQLora, kSparse, 32},
-    {"self_attention.core_attention.indexer.linear_wk.weight", kCopy, kNone, E::kIndexChannels, E::kHidden, kSparse, 33},
-    {"self_attention.core_attention.indexer.k_norm.weight", kCopy, kNone,  E::kIndexChannels, E::kNone,   kSparse,  34},
-    {"self_attention.core_attention.indexer.k_norm.bias",  kCopy, kNone,   E::kIndexChannels, E::kNone,   kSparse,  35},
-    {"self_attention.core_attention.indexer.linear_weights_proj.weight", kCopy, kNone, E::kIndexHeads, E::kHidden, kSparse, 36},
+    {"self_attention.core_attention.indexer.linear_wq_b.weight", kCopy, kNone, E::kIndexQueries, E::kQLora, kIndexer, 32},
+    {"self_attention.core_attention.indexer.linear_wk.weight", kCopy, kNone, E::kIndexChannels, E::kHidden, kIndexer, 33},
+    {"self_attention.core_attention.indexer.k_norm.weight", kCopy, kNone,  E::kIndexChannels, E::kNone,   kIndexer,  34},
+    {"self_attention.core_attention.indexer.k_norm.bias",  kCopy, kNone,   E::kIndexChannels, E::kNone,   kIndexer,  35},
+    {"self_attention.core_attention.indexer.linear_weights_proj.weight", kCopy, kNone, E::kIndexHeads, E::kHidden, kIndexer, 36},
 };
 // clang-format on
 constexpr OtherName kLatentAttentionOther[] = {
@@ -134,10 +134,10 @@ constexpr ExtraStateRow kLatentAttentionStates[] = {
     {"self_attention.core_attention"},  // megatron-core up to 0.14 insists on it
     {"self_attention.q_layernorm", kSparse},
     {"self_attention.kv_layernorm", kSparse},
-    {"self_attention.core_attention.indexer.linear_wq_b", kSparse},
-    {"self_attention.core_attention.indexer.linear_wk", kSparse},
-    {"self_attention.core_attention.indexer.k_norm", kSparse},
-    {"self_attention.core_attention.indexer.linear_weights_proj", kSparse},
+    {"self_attention.core_attention.indexer.linear_wq_b", kIndexer},
+    {"self_attention.core_attention.indexer.linear_wk", kIndexer},
+    {"self_attention.core_attention.indexer.k_norm", kIndexer},
+    {"self_attention.core_attention.indexer.linear_weights_proj", kIndexer},
 };
 
 // The parameters in_proj.weight and conv1d.weight have keys for each of their parts.
@@ -507,6 +507,8 @@ bool applies(When when, const TransformerConfig& config) {
       return !config.is_sparse();
     case When::kSparse:
       return config.is_sparse();
+    case When::kIndexer:
+      return config.is_sparse() && !config.takes_over_keys;
     case When::kLayerNorms:
       return config.post_norm == PostNorm::kOfLayer;
     case When::kLinearNorms:

@@ -99,8 +99,9 @@ enum class When : std::uint8_t {
   kQLora,       // queries through a low-rank path
   kQLoraNorm,   // whose norm the projection up holds
   kNoQLora,     // queries at once
-  kDense,   // latent attention to all keys: the projection up of keys and values holds their norm
-  kSparse,  // to those that an indexer chooses: the norms of the low-rank paths stand alone
+  kDense,    // latent attention to all keys: the projection up of keys and values holds their norm
+  kSparse,   // to those that an indexer chooses: the norms of the low-rank paths stand alone
+  kIndexer,  // by an indexer of the layer's own
   kLayerNorms,      // PostNorm::kOfLayer
   kLinearNorms,     // PostNorm::kOfLinear
   kFusedNorms,      // norms that the linear layer behind them holds

@@ -31,7 +31,8 @@ std::vector<Section> two_kinds_of_layers(const TransformerConfig& config,
 
 std::optional<TransformerConfig> layer_sizes(const Section& section,
                                              const TransformerConfig& config) {
-  if (section.stage != Stage::kLayer || !config.has_global_attention()) return std::nullopt;
+  const bool alike = !config.has_global_attention() && !config.shares_indexers();
+  if (section.stage != Stage::kLayer || alike) return std::nullopt;
   return config.of_layer(*section.layer);
 }
 

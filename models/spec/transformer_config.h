@@ -169,6 +169,11 @@ struct TransformerConfig {
   std::int64_t dsa_indexer_n_heads = 0;
   std::int64_t dsa_indexer_head_dim = 0;
   std::int64_t dsa_indexer_topk = 0;
+  // GLM-5.2: layers without an indexer take over the choice of the layer before. The others are
+  // the layers up to this one, counted from 1, and every dsa_indexer_topk_freq-th from it on.
+  std::int64_t dsa_indexer_topk_freq = 1;
+  std::int64_t dsa_indexer_skip_topk_offset = 0;
+  bool takes_over_keys = false;  // of one layer (of_layer)
 
   // Gated delta net: linear attention in some layers, beside gated attention in the others.
   std::vector<bool> linear_attention_freq{};  // per layer: has it a delta net. Empty without one
@@ -214,6 +219,7 @@ struct TransformerConfig {
       config.num_query_groups = num_global_query_groups;
       if (attention_k_eq_v) config.key_values = KeyValues::kKeys;
     }
+    config.takes_over_keys = !has_indexer(layer);
     if (layer >= num_layers - num_kv_shared_layers) {
       config.key_values = KeyValues::kShared;
       if (use_double_wide_mlp) config.ffn_hidden_size *= 2;
@@ -245,6 +251,7 @@ struct TransformerConfig {
   // stacked. Megatron-Core stacks none where linear_attention_freq is a list.
   bool is_homogeneous() const {
     return !has_linear_attention() && !is_hybrid_model() && !use_double_wide_mlp &&
+           !shares_indexers() &&
            std::ranges::all_of(moe_layer_freq, [&](bool moe) { return moe == moe_layer_freq[0]; });
   }
   // Tensor parallel ranks share out the query groups, or, where they are more, the queries of each
@@ -266,6 +273,13 @@ struct TransformerConfig {
   }
   bool has_qkv_bias() const { return add_qkv_bias || add_bias_linear; }
   bool is_sparse() const { return dsa_indexer_n_heads > 0; }
+  bool shares_indexers() const { return is_sparse() && dsa_indexer_topk_freq > 1; }
+  // The rule of Megatron-Core's is_dsa_skip_topk_layer (experimental_attention_variant/dsa.py).
+  bool has_indexer(std::int64_t layer) const {
+    const auto offset = std::max<std::int64_t>(dsa_indexer_skip_topk_offset, 1);
+    return is_sparse() &&
+           std::max<std::int64_t>(layer + 1 - offset, 0) % dsa_indexer_topk_freq == 0;
+  }
   bool operator==(const TransformerConfig&) const = default;
 };
 

@@ -3,6 +3,8 @@
 // layers. DeepSeek-V3.2 and GLM-5: the same with an indexer, which chooses the keys of a query.
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
 
 #include "converter/families/family.h"
 #include "distckpt/base/error.h"
@@ -87,22 +89,53 @@ void read_glm_lite(const ConfigFields& fields, TransformerConfig& config) {
   read_deepseek_v3(fields, config);
 }
 
-// Layers of GLM-5.2 that take over the choice of the layer before have no indexer.
-void read_sparse(const ConfigFields& fields, TransformerConfig& config) {
-  if (const auto* types = fields.find("indexer_types")) {
-    require(std::ranges::all_of(*types, [](const auto& type) { return type == "full"; }),
-            ErrorKind::kLayout,
-            "{}: indexer_types has layers that share an indexer, which is not "
-            "handled",
-            fields.source());
+// The layers of GLM-5.2 that have an indexer of their own: listed, or spelled as a pattern (FSSF),
+// or every index_topk_freq-th, as transformers reads them (configuration_glm_moe_dsa.py).
+std::vector<bool> layers_with_indexer(const ConfigFields& fields, std::int64_t num_layers) {
+  constexpr std::string_view kOwn = "full";
+  constexpr std::string_view kTaken = "shared";
+  if (const auto listed = layers_of_kind(fields, "indexer_types", kOwn, kTaken, num_layers))
+    return *listed;
+  const auto pattern = fields.text("index_topk_pattern", "");
+  const bool fits = pattern.empty() || (std::ssize(pattern) == num_layers &&
+                                        pattern.find_first_not_of("FS") == std::string::npos);
+  require(fits, ErrorKind::kCorrupt,
+          "{}: index_topk_pattern is \"{}\", expected a letter F or S for each of {} layers",
+          fields.source(), pattern, num_layers);
+  const auto freq = fields.size("index_topk_freq", 1);
+  const auto offset = fields.count("index_skip_topk_offset", 2, num_layers);
+  std::vector<bool> own;
+  for (std::int64_t i = 0; i < num_layers; ++i) {
+    own.push_back(pattern.empty() ? std::max<std::int64_t>(i - offset + 1, 0) % freq == 0
+                                  : pattern[static_cast<std::size_t>(i)] == 'F');
   }
-  require(fields.size("index_topk_freq", 1) == 1, ErrorKind::kLayout,
-          "{}: index_topk_freq is not 1: layers that share an indexer are not handled",
-          fields.source());
+  return own;
+}
+
+// Megatron-Core's two settings for these layers: the first ones up to the offset have indexers, and
+// of those behind it every freq-th.
+void set_shared_indexers(const std::vector<bool>& own,
+                         std::string_view source,
+                         TransformerConfig& config) {
+  const auto taken = std::ranges::find(own, false);
+  if (taken == own.end()) return;
+  const auto next = std::find(taken, own.end(), true);
+  config.dsa_indexer_skip_topk_offset = taken - own.begin();
+  config.dsa_indexer_topk_freq = next - taken + 1;
+  for (std::int64_t i = 0; i < config.num_layers; ++i) {
+    require(config.has_indexer(i) == own[static_cast<std::size_t>(i)], ErrorKind::kLayout,
+            "{}: layer {} {} an indexer, which dsa_indexer_topk_freq and "
+            "dsa_indexer_skip_topk_offset of Megatron-Core cannot say",
+            source, i, own[static_cast<std::size_t>(i)] ? "has" : "lacks");
+  }
+}
+
+void read_sparse(const ConfigFields& fields, TransformerConfig& config) {
   read_glm_lite(fields, config);
   config.dsa_indexer_n_heads = fields.size("index_n_heads", std::nullopt, kMaxHeads);
   config.dsa_indexer_head_dim = fields.size("index_head_dim");
   config.dsa_indexer_topk = fields.size("index_topk");
+  set_shared_indexers(layers_with_indexer(fields, config.num_layers), fields.source(), config);
 }
 
 bool describes_sparse(const TransformerConfig& config) {

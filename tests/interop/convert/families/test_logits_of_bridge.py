@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from support import DATA, HERE, PEERS, iteration_folder, run_ok
+import torch_dist_raw as raw
+from support import DATA, HERE, PEERS, iteration_folder, refuse, run_ok, tree
 
 TP_PP, TP_EP = ["--tp", 2, "--pp", 2], ["--tp", 2, "--ep", 4, "--etp", 1]
 PREDICTING = ["--pp", 2, "--ep", 2, "--tp", 2, "--pipeline-model-parallel-layout", "Et|tmL"]
@@ -45,15 +46,16 @@ FAMILIES = {  # name: options of `ferry convert`, and what Megatron-Bridge does 
     "kimi_k25": (TP_EP, {**KIMI, "settings": {"moe_router_score_function": "sigmoid"}}),
     "bailing_moe_v2": (PREDICTING, {}),
     "glm_moe_dsa": (PREDICTING, {"of_config": {"indexer_rope_interleave": True, "first_k_dense_replace": 1}}),
+    "glm_5_2": (["--tp", 2, "--ep", 2], {"of_config": {"indexer_rope_interleave": True, "first_k_dense_replace": 1}}),
     "deepseek_v32": (PREDICTING, {**SPARSE, "of_config": {"indexer_rope_interleave": False, "first_k_dense_replace": 1}}),
 }
 # Their models are those that run_config.yaml describes.
 DESCRIBED = {"llama", "yarn", "qwen3_moe", "glm4_moe", "gpt_oss", "qwen3_next", "qwen3_5", "qwen3_5_moe", "gemma2", "gemma3_text", "olmoe", "minimax_m2",
-             "kimi_k2", "bailing_moe_v2", "glm_moe_dsa"}
+             "kimi_k2", "bailing_moe_v2", "glm_moe_dsa", "glm_5_2"}
 UNPREDICTING = {"glm_moe_dsa", "deepseek_v32"}  # Megatron-Bridge leaves their prediction layer behind
 # Half a unit in the last place of each weight changes Gemma 4's logits by 2e-4, so sharp is its attention. The norms of latent queries and keys have an
 # epsilon of 1e-6 in transformers, of config.json's 1e-5 in megatron-core.
-TOLERANCES = {name: 1e-3 if name.startswith("gemma4") else 5e-5 if name in UNPREDICTING else 2e-5 for name in FAMILIES}
+TOLERANCES = {name: 1e-3 if name.startswith("gemma4") else 5e-5 if name in {*UNPREDICTING, "glm_5_2"} else 2e-5 for name in FAMILIES}
 
 
 def changed(name, to, config=None, weights=None):
@@ -65,6 +67,22 @@ def changed(name, to, config=None, weights=None):
     if weights:
         tensors = load_file(to / "model.safetensors")
         save_file({**tensors, **weights(tensors)}, to / "model.safetensors", metadata={"format": "pt"})
+    return to
+
+
+def sharing(to):
+    """-> GLM-5.2: layers that take over the keys that the layer before has chosen, and have no indexer"""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+    config = AutoConfig.from_pretrained(DATA / "hf_glm_moe_dsa/hf", num_hidden_layers=5, num_nextn_predict_layers=0, dtype="bfloat16",
+                                        layer_types=None, mlp_layer_types=["dense"] + 4 * ["sparse"],
+                                        indexer_types=["full", "full", "shared", "shared", "full"])
+    torch.manual_seed(3)
+    model = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(0.2 * torch.randn_like(parameter) + (parameter.ndim == 1))
+    model.to(torch.bfloat16).save_pretrained(to)
     return to
 
 
@@ -93,6 +111,7 @@ def report(tmp_path_factory):
     folders["ernie4_5_moe"] = changed("ernie4_5_moe", work / "ernie4_5_moe", weights=lambda tensors: {
         name: t.zero_() for name, t in tensors.items() if name.endswith("e_score_correction_bias")})
     folders["deepseek_v32"] = changed("glm_moe_dsa", work / "deepseek_v32", {"model_type": "deepseek_v32", "architectures": ["DeepseekV32ForCausalLM"]})
+    folders["glm_5_2"] = sharing(work / "glm_5_2")
     sources = {**folders, "exchanged": changed("gemma4", work / "exchanged", weights=exchanged)}
     folders["exchanged"] = folders["gemma4"]
     # transformers knows Kimi K2 as DeepSeek-V3.
@@ -146,3 +165,24 @@ def test_megatron_bridge_exports_the_folder_that_ferry_converted(name, report):
 
 def test_the_logits_tell_two_norms_apart(report):
     assert report["exchanged"]["error"] > 0.05
+
+
+def test_shared_indexers_convert_both_ways(tmp_path):
+    """The checkpoint has the indexers of the layers that megatron-core gives one, and config.json may say them in each of transformers' ways."""
+    hf = sharing(tmp_path / "hf")
+    said = json.loads((hf / "config.json").read_text())
+    said.pop("indexer_types")
+    ways = {"listed": {"indexer_types": ["full", "full", "shared", "shared", "full"]}, "spelled": {"index_topk_pattern": "FFSSF"},
+            "counted": {"index_topk_freq": 3, "index_skip_topk_offset": 2}}
+    for way, words in ways.items():
+        (hf / "config.json").write_text(json.dumps({**said, **words}))
+        run_ok("convert", hf, tmp_path / way, "--tp", 2, "--pp", 2, "--pipeline-model-parallel-layout", "Ett|tttL")
+        settings = (iteration_folder(tmp_path / way) / "run_config.yaml").read_text()
+        assert "dsa_indexer_topk_freq: 3\n" in settings and "dsa_indexer_skip_topk_offset: 2\n" in settings
+        checkpoint = raw.Checkpoint(str(iteration_folder(tmp_path / way)))
+        assert {key.split(".")[2] for key in checkpoint.tensors if ".indexer." in key} == {"0", "1", "4"}
+        run_ok("convert", tmp_path / way, tmp_path / "back")
+        assert tree(tmp_path / "back") == tree(hf)
+        shutil.rmtree(tmp_path / "back")
+    (hf / "config.json").write_text(json.dumps({**said, "indexer_types": ["full", "shared", "full", "shared", "shared"]}))
+    refuse("convert", hf, tmp_path / "out", words=["layer 4 lacks an indexer", "dsa_indexer_topk_freq"])
