@@ -219,7 +219,7 @@ struct TransformerConfig {
       config.num_query_groups = num_global_query_groups;
       if (attention_k_eq_v) config.key_values = KeyValues::kKeys;
     }
-    config.takes_over_keys = !has_indexer(layer);
+    config.takes_over_keys = is_sparse() && !has_indexer(layer);
     if (layer >= num_layers - num_kv_shared_layers) {
       config.key_values = KeyValues::kShared;
       if (use_double_wide_mlp) config.ffn_hidden_size *= 2;
