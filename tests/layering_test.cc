@@ -248,7 +248,6 @@ constexpr std::size_t kLongestFile = 500;
 const std::map<std::string, std::string> kLongFiles{
     {"distckpt/formats/torch_save/pickle_parser.cc",
      "one opcode after the other of one machine, over one stack"},
-    {"models/spec/parameter_table.cc", "one table: a row for each parameter of any family"},
     {"rollout/text/unicode/unicode_data.cc",
      "tables, which tests/interop/rollout/make_unicode_tables.py writes"},
 };
