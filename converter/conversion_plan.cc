@@ -247,7 +247,9 @@ PlannedConversion plan_conversion(const OpenedConversion& opened,
   }
   planned.copy = plan_copies(opened, planned, links, cast_rule(options));
   if (options.amendment != nullptr) require_amendable(planned.copy);
-  planned.staging = distckpt::staging_budget(planned.copy, executor_options(options));
+  planned.staging = distckpt::staging_budget(
+      planned.copy, executor_options(options),
+      options.amendment != nullptr ? distckpt::Staged::kAmended : distckpt::Staged::kStretches);
   for (const auto& [path, bytes] : files_of(planned.target->layout()))
     planned.tensor_files.push_back(
         {.name = path.lexically_relative(folder).string(), .bytes = bytes});

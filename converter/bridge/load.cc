@@ -250,7 +250,7 @@ LoadReport load(const Checkpoint& checkpoint,
     memory.finish();
     return {.bytes = done.bytes,
             .seconds = stopwatch.seconds(),
-            .threads = distckpt::staging_budget(plan.copy, how).threads,
+            .threads = distckpt::staging_budget(plan.copy, how, distckpt::Staged::kPieces).threads,
             .nonzero_padding = std::move(done.nonzero_padding),
             .left_behind = std::move(plan.left_behind),
             .from_zero = std::move(plan.from_zero),

@@ -89,9 +89,11 @@ struct Execution::State {
           const auto& segment = schedule.segments[s];
           // Padding is looked at again: whether it was zero is reported, but not logged.
           if (resumed && segment.kind != Segment::Kind::kDiscard) continue;
-          with_context([&] { return describe(segment); }, [&] { worker.run(segment, report); });
+          with_context([&] { return describe(segment); },
+                       [&] { worker.run(segment, report, stop.get_token()); });
           bytes += bytes_of(segment);
         }
+        if (stop.stop_requested()) break;  // the task may not be whole
         if (resumed) continue;
         store_blocks(task, worker.record.blocks);
         source->commit(worker.record.read);
@@ -193,8 +195,8 @@ std::string describe_difference(const CopyPlan& plan,
           : fmt::format(" ({}, and {})", first, file(planned.replicas[comparison.replica])));
 }
 
-StagingBudget staging_budget(const CopyPlan& plan, const ExecutorOptions& options) {
-  const auto per_thread = buffer_sizes(plan, static_cast<bool>(options.on_read)).total();
+StagingBudget staging_budget(const CopyPlan& plan, const ExecutorOptions& options, Staged staged) {
+  const auto per_thread = buffer_sizes(plan, staged).total();
   const auto cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   const auto wanted = options.threads > 0 ? options.threads : cores;
   const auto affordable = options.max_memory / per_thread;
@@ -225,7 +227,10 @@ Execution Executor::start(
   state->sink = sink;
   state->options = options_;
   state->schedule = std::move(schedule);
-  state->sizes = buffer_sizes(plan, static_cast<bool>(options_.on_read));
+  const auto staged = !digests           ? Staged::kPieces
+                      : options_.on_read ? Staged::kAmended
+                                         : Staged::kStretches;
+  state->sizes = buffer_sizes(plan, staged);
   std::vector<std::int64_t> ends{0};  // of the tasks, in bytes
   for (const auto& task : state->schedule.tasks) {
     ends.push_back(ends.back());
@@ -265,7 +270,7 @@ Execution Executor::start(
     }
     state->bytes_done = state->resumed_bytes;
   }
-  const auto budget = staging_budget(plan, options_);
+  const auto budget = staging_budget(plan, options_, staged);
   state->running = budget.threads;
   try {
     for (int i = 0; i < budget.threads; ++i) {

@@ -42,8 +42,8 @@ struct ExecutorOptions {
   std::int64_t max_memory = std::int64_t{192} << 20;  // of all staging buffers together
   std::pmr::memory_resource* staging = nullptr;       // where buffers come from; null: the heap
   Journal* journal = nullptr;                         // skip what it holds, log the rest
-  // This process does the share-th of `num_shares` equal parts of the tasks. The digests are whole
-  // only once a journal holds all of them.
+  // This process does the share-th of `num_shares` parts of the tasks, about equal in bytes. The
+  // digests are whole only once a journal holds all of them.
   int share = 0;
   int num_shares = 1;
 
@@ -128,6 +128,8 @@ struct StagingBudget {
   int threads = 0;
   std::int64_t bytes = 0;
 };
-StagingBudget staging_budget(const CopyPlan& plan, const ExecutorOptions& options);
+StagingBudget staging_budget(const CopyPlan& plan,
+                             const ExecutorOptions& options,
+                             Staged staged = Staged::kStretches);
 
 }  // namespace ferry::distckpt

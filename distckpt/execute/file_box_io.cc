@@ -25,11 +25,11 @@ constexpr SpanLimits kDirectSpans{.short_stride = 16384};
 // A request takes as long as many bytes.
 constexpr SpanLimits kRemoteSpans{.over_read = 32, .bytes = std::int64_t{4} << 20};
 
-// The chunks of a matrix lie in bands of eight mebibytes, which the threads go through side by
-// side, two mebibytes each.
+// The chunks of a matrix lie in bands of eight mebibytes: one for each thread, which may go through
+// a tensor of its own.
 std::int64_t chunk_cache_bytes() {
   const auto cores = std::max(1U, std::thread::hardware_concurrency());
-  return (std::int64_t{16} << 20) + cores * (std::int64_t{4} << 20);
+  return (std::int64_t{16} << 20) + cores * (std::int64_t{8} << 20);
 }
 
 }  // namespace

@@ -34,10 +34,12 @@ class TaskWorker::Impl {
   }
 
   // `compared` is called for each replica's stretch.
-  void run(const Segment& segment, const std::function<void(const Comparison&)>& compared) {
+  void run(const Segment& segment,
+           const std::function<void(const Comparison&)>& compared,
+           const std::stop_token& stop) {
     switch (segment.kind) {
       case Segment::Kind::kTensor:
-        return run_tensor(segment, compared);
+        return run_tensor(segment, compared, stop);
       case Segment::Kind::kPiece:
         return run_piece(segment);
       case Segment::Kind::kDiscard:
@@ -266,10 +268,13 @@ class TaskWorker::Impl {
     slab.clear();
   }
 
-  void run_tensor(const Segment& segment, const std::function<void(const Comparison&)>& compared) {
+  void run_tensor(const Segment& segment,
+                  const std::function<void(const Comparison&)>& compared,
+                  const std::stop_token& stop) {
     const auto& planned = plan_.tensors[segment.index];
     const auto slabs = make_slabs(planned, segment);
     for (auto begin = segment.begin; begin < segment.end; begin += kTaskBytes) {
+      if (stop.stop_requested()) return;
       const auto end = std::min(segment.end, begin + kTaskBytes);
       run_stretch(segment.index, make_stretch(planned, begin, end), slabs, end - begin, compared);
     }
@@ -455,8 +460,9 @@ void TaskWorker::read(std::uint32_t tensor, const Box& box, std::span<std::byte>
 }
 
 void TaskWorker::run(const Segment& segment,
-                     const std::function<void(const Comparison&)>& compared) {
-  impl_->run(segment, compared);
+                     const std::function<void(const Comparison&)>& compared,
+                     const std::stop_token& stop) {
+  impl_->run(segment, compared, stop);
 }
 
 }  // namespace ferry::distckpt

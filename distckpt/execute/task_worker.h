@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <memory_resource>
+#include <stop_token>
 #include <vector>
 
 #include "distckpt/execute/executor.h"
@@ -31,7 +32,10 @@ class TaskWorker {
   TaskWorker& operator=(const TaskWorker&) = delete;
 
   // Adds to `record` and `nonzero_padding`. `compared` is called for each replica's stretch.
-  void run(const Segment& segment, const std::function<void(const Comparison&)>& compared);
+  // Returns in the middle of a tensor where `stop` asks for it.
+  void run(const Segment& segment,
+           const std::function<void(const Comparison&)>& compared,
+           const std::stop_token& stop);
 
   // Fills `into` with the box of a tensor's grid, row-major: elements of its dtype. The scratch
   // buffers hold them, and the stored ones. Throws Error(kLayout) where a second copy differs.

@@ -28,10 +28,10 @@ std::int64_t widening(const CopyPlan& plan) {
   return factor;
 }
 
-// Segments of slabs are about this long where each slab is written as it was read. Two slabs share
-// a stretch at its ends, and are both read there.
-constexpr std::int64_t kSlabSegment = std::int64_t{256} << 20;
-// Smaller slabs lie in a stretch, but for those at its ends.
+// Segments of slabs are about this long where each slab is written as it was read. A segment ends
+// at a whole stretch, so that the slab there is read in two parts, by two tasks.
+constexpr std::int64_t kSlabSegment = std::int64_t{64} << 20;
+// Smaller matrices fit into a stretch, and are read as they are.
 constexpr std::int64_t kSmallestSlab = std::int64_t{256} << 10;
 
 // The dimensions as the elements of a piece lie. One of size one follows the one before it.
@@ -262,15 +262,15 @@ Schedule make_target_schedule(const CopyPlan& plan) {
   return builder.take();
 }
 
-BufferSizes buffer_sizes(const CopyPlan& plan, bool amends) {
+BufferSizes buffer_sizes(const CopyPlan& plan, Staged staged) {
   BufferSizes sizes;
   sizes.scratch = kTaskBytes * widening(plan);
   for (const auto& planned : plan.tensors) {
     if (!planned.replicas.empty()) sizes.replica = kTaskBytes;
     const auto cut = slab_cut(planned);
-    if (!cut) continue;
+    if (!cut || staged == Staged::kPieces) continue;
     sizes.slab = std::max(sizes.slab, cut->bytes);
-    sizes.slabs = std::max(sizes.slabs, num_slabs(planned, amends));
+    sizes.slabs = std::max(sizes.slabs, num_slabs(planned, staged == Staged::kAmended));
   }
   return sizes;
 }

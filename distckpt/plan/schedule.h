@@ -1,6 +1,6 @@
 // A plan cut into tasks: the unit that a thread takes, a buffer holds and the journal logs. It
-// depends on the plan alone, so that a resumed run cuts it the same way, whatever its threads and
-// memory.
+// depends on the plan and on what is done with the elements, so that a resumed run cuts it the
+// same way, whatever its threads and memory.
 #pragma once
 
 #include <cstdint>
@@ -105,7 +105,11 @@ struct BufferSizes {
   std::int64_t total() const { return staging + 2 * scratch + replica + slabs * slab; }
 };
 
-// `amends`: elements are changed between reading and writing, so that a slab is not both.
-BufferSizes buffer_sizes(const CopyPlan& plan, bool amends = false);
+enum class Staged : std::uint8_t {
+  kStretches,  // of tensors, from slabs that are read and written
+  kAmended,    // the same; elements are changed between, so that a slab is not both
+  kPieces,     // as a target's files hold them, without slabs
+};
+BufferSizes buffer_sizes(const CopyPlan& plan, Staged staged = Staged::kStretches);
 
 }  // namespace ferry::distckpt

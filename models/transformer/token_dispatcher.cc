@@ -70,8 +70,7 @@ class Permute : public torch::autograd::Function<Permute> {
 TokenDispatcher::TokenDispatcher(const ModelSetup& setup, const at::Tensor& ends)
     : ep_(setup.mesh.ep()),
       etp_(setup.mesh.etp()),
-      bitwise_(setup.alignment() == Alignment::kBitwise),
-      counted_(ends) {
+      bitwise_(setup.alignment() == Alignment::kBitwise) {
   if (ends.is_cuda())
     exchange_beside(ends);
   else
@@ -93,6 +92,7 @@ void TokenDispatcher::exchange_beside(const at::Tensor& ends) {
   c10::Event ready(ends.device().type());
   ready.record(current);
   ready.block(beside);
+  ends.record_stream(beside);
   const c10::StreamGuard guard(beside);
   exchange(ends);
   arriving_.record_stream(current);
@@ -108,7 +108,6 @@ void TokenDispatcher::wait() {
     known_->synchronize();  // what the current stream begins from here on finds them, too
     known_.reset();
   }
-  counted_ = at::Tensor();
   const auto* const host = counts_.const_data_ptr<std::int64_t>();
   send_.assign(host, host + ep_.size());
   Counts blocks;  // rows of each etp rank

@@ -17,7 +17,7 @@ class TokenDispatcher {
  public:
   // `ends` [experts of the layer], int32: where the rows of each expert end among this rank's rows,
   // sorted by expert. Ranks begin to tell each other their numbers of rows, on a GPU beside what
-  // the caller does next; `ends` is not written before wait().
+  // the caller does next. The caller must not write `ends` before wait().
   TokenDispatcher(const ModelSetup& setup, const at::Tensor& ends);
 
   // Waits for these numbers: the one place at which the host waits for the device. The other
@@ -40,7 +40,6 @@ class TokenDispatcher {
   const ProcessGroup& ep_;
   const ProcessGroup& etp_;
   bool bitwise_;
-  at::Tensor counted_;   // this rank's `ends`
   at::Tensor arriving_;  // [etp ranks * sources, local experts] rows
   at::Tensor counts_;    // of the host: rows to each rank, then of each row of arriving_
   std::optional<c10::Event> known_;           // counts_, on a GPU

@@ -131,7 +131,10 @@ void AgentRunner::run(std::vector<Session>& sessions,
     if (!asked_.empty()) {
       take_answers(/*wait=*/!generates);
       for (const auto number : std::exchange(ready_, {}))
-        if (resume(number)) generate(number);
+        if (resume(number)) {
+          generate(number);
+          generates = true;  // so that next() does not wait
+        }
     }
     has_enough = is_enough();
     if (has_enough) abort();

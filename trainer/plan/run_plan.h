@@ -67,7 +67,7 @@ struct RunPlan {
 
 RunPlan plan_run(const RunSetup& setup);
 
-// Says it where a replica of the rollout is too large for a GPU: the run goes on without it.
+// Says so if a replica of the rollout is too large for a GPU: the run goes on without it.
 std::optional<std::string> replica_misfit(const RunSetup& setup, const RunPlan& plan);
 
 // Ranks that have the same part of each role, and those parts.

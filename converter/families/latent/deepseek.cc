@@ -102,8 +102,9 @@ std::vector<bool> layers_with_indexer(const ConfigFields& fields, std::int64_t n
   require(fits, ErrorKind::kCorrupt,
           "{}: index_topk_pattern is \"{}\", expected a letter F or S for each of {} layers",
           fields.source(), pattern, num_layers);
-  const auto freq = fields.size("index_topk_freq", 1);
-  const auto offset = fields.count("index_skip_topk_offset", 2, num_layers);
+  constexpr std::int64_t kMost = 1'000'000;  // an offset behind the last layer: all have one
+  const auto freq = std::max<std::int64_t>(fields.count("index_topk_freq", 1, kMost), 1);
+  const auto offset = fields.count("index_skip_topk_offset", 2, kMost);
   std::vector<bool> own;
   for (std::int64_t i = 0; i < num_layers; ++i) {
     own.push_back(pattern.empty() ? std::max<std::int64_t>(i - offset + 1, 0) % freq == 0

@@ -1,6 +1,6 @@
 // Attention of decoded rows, one of each sequence, to keys and values that lie in blocks of a cache
 // (Kwon et al. 2023, PagedAttention). In kBitwise a row has the bits that attention() in
-// attention.h gives it.
+// attention.h gives it; in kFast its bits depend on the number of sequences, too.
 #pragma once
 
 #include <ATen/core/Tensor.h>

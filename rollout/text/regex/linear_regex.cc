@@ -72,10 +72,18 @@ std::uint32_t LinearRegex::compile_repeat(const RegexNode& node, std::uint32_t n
     const auto again = compile(child, first);
     states_[first].other = again;
   } else {
-    for (auto i = node.min; i < node.max; ++i)
-      first = add(Kind::kSplit, compile(child, first), next);
+    for (auto i = node.min; i < node.max; ++i) {
+      const auto before = states_.size();
+      const auto once = compile(child, first);
+      if (states_.size() == before) return next;  // nothing, however often
+      first = add(Kind::kSplit, once, next);
+    }
   }
-  for (std::uint32_t i = 0; i < node.min; ++i) first = compile(child, first);
+  for (std::uint32_t i = 0; i < node.min; ++i) {
+    const auto before = states_.size();
+    first = compile(child, first);
+    if (states_.size() == before) break;
+  }
   return first;
 }
 

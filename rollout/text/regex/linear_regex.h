@@ -1,6 +1,7 @@
-// A regular expression that all of a text matches or does not, in time linear in the text whatever
-// the expression is: for patterns that strangers wrote. The syntax is that of regex.h without
-// atomic groups, possessive repetitions, and look-ahead inside look-ahead.
+// A regular expression that all of a text matches or does not, in time linear in the text, or
+// quadratic with look-ahead, whatever the expression is: for patterns that strangers wrote. The
+// syntax is that of regex.h without atomic groups, possessive repetitions, and look-ahead inside
+// look-ahead.
 #pragma once
 
 #include <cstdint>

@@ -79,6 +79,13 @@ TEST(LinearRegex, RefusesWhatTakesMemoryOutOfProportion) {
   EXPECT_TRUE(is_refused(std::string(2001, 'a'), "more than 2000 characters"));
 }
 
+TEST(LinearRegex, RepeatsNothingInNoTime) {
+  EXPECT_TRUE(LinearRegex("((((){1000}){1000}){1000}){1000}").matches(""));
+  const LinearRegex some("((((a{0}){1000}){1000}){5,1000})b");
+  EXPECT_TRUE(some.matches("b"));
+  EXPECT_FALSE(some.matches("ab"));
+}
+
 TEST(LinearRegex, RefusesWhatItDoesNotKnow) {
   EXPECT_TRUE(is_refused("(?>a)b", "an atomic group"));
   EXPECT_TRUE(is_refused("a++", "a possessive repetition"));
