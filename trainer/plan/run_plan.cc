@@ -306,12 +306,12 @@ std::vector<RankGroup> rank_groups(const RunSetup& setup) {
     group.ranks.push_back(rank);
     if (!group.models.empty()) continue;
     for (const auto& role : setup.roles) {
-      const auto place = place_of(role.ranks, rank);
+      const auto in_role = place_of(role.ranks, rank);
       group.models.push_back(
-          place < 0 ? std::nullopt
-                    : std::optional(ModelOnRank(role.model, role.engine, role.mesh(),
-                                                role.mesh().coordinates(place), role.memory.dtypes,
-                                                setup.device.on_host)));
+          in_role < 0 ? std::nullopt
+                      : std::optional(ModelOnRank(role.model, role.engine, role.mesh(),
+                                                  role.mesh().coordinates(in_role),
+                                                  role.memory.dtypes, setup.device.on_host)));
     }
     if (place >= 0) group.rollout = rollout_model(setup);
     if (has_some || num_here > 0) group.replica = replica_model(setup);
