@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <numeric>
-#include <ranges>
 #include <utility>
 
 #include "distckpt/base/integers.h"
@@ -52,9 +51,12 @@ std::vector<int> order_of(const Piece& piece) {
 
 // The first dimensions that come first where the elements of the piece lie, too.
 int leading_in_order(const Piece& piece) {
-  const auto order = order_of(piece);
-  const auto moved = std::ranges::mismatch(order, std::views::iota(0, std::ssize(order)));
-  return static_cast<int>(moved.in1 - order.begin());
+  int leading = 0;
+  for (const auto d : order_of(piece)) {
+    if (d != leading) break;
+    ++leading;
+  }
+  return leading;
 }
 
 // At most `most` elements, and where that is more than a row of some dimension, whole ones.

@@ -112,7 +112,7 @@ void TokenDispatcher::wait() {
   send_.assign(host, host + ep_.size());
   Counts blocks;  // rows of each etp rank
   for (int rank = 0; rank < etp_.size(); ++rank) {
-    const auto* const from = host + (1 + rank) * ep_.size();
+    const auto* const from = host + std::int64_t{1 + rank} * ep_.size();
     const Counts sources(from, from + ep_.size());
     blocks.push_back(sum(sources));
     if (rank == etp_.rank()) receive_ = sources;
