@@ -79,7 +79,7 @@ TokenDispatcher::TokenDispatcher(const ModelSetup& setup, const at::Tensor& ends
 
 void TokenDispatcher::exchange(const at::Tensor& ends) {
   const auto by_rank = counts_of(ends).view({ep_.size(), -1});
-  // What every rank sends to this one and its etp peers.
+  // The rows that every rank sends to this one and its etp peers.
   arriving_ = etp_.all_gather(ep_.all_to_all(by_rank.contiguous()));
   counts_ = at::cat({by_rank.sum(1), arriving_.sum(1)});
 }

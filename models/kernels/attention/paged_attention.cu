@@ -13,9 +13,9 @@
 // over four where no order is lost: scores by keys, the result by channels, the chains of sums by
 // rows.
 //
-// Where the order does not matter and there are few rows, the blocks of a cluster share out the
-// keys of a sequence (Dao et al. 2023, Flash-Decoding), and join what they have through each
-// other's shared memory.
+// The blocks of a cluster share out the keys of a sequence where the order does not matter and rows
+// are few (Dao et al. 2023, Flash-Decoding). They join what they have through each other's shared
+// memory.
 namespace ferry::models::launch {
 namespace {
 
@@ -34,7 +34,7 @@ struct Shared {
   float inverse_sum[kRows];
 };
 
-// What a block of a cluster has of a sequence's keys: it lies where keys did.
+// The share of a block of a cluster in a sequence's result. It lies where keys did.
 template <int kDim>
 struct Share {
   float result[kRows][kDim];  // of weights relative to the maximum
