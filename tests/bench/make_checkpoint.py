@@ -198,7 +198,7 @@ def write_file(path, entries, pool):
             file.truncate(8 + len(text) + offset)
             return
         written = 0
-        for kind, group in itertools.groupby(entries, lambda entry: entry[2:] == ("E8M0",)):
+        for kind, group in itertools.groupby(entries, lambda entry: kind_of(*entry)):
             end = written + sum(num_bytes(*entry[1:]) for entry in group)
             while written < end:  # the pool again and again, from another place each time
                 start = (written // POOL_BYTES * 4099 * 2) % (POOL_BYTES // 2)
@@ -207,12 +207,29 @@ def write_file(path, entries, pool):
                 written += len(part)
 
 
-def weights(size):
-    """Random bf16 of a model's scale: any sign and mantissa, exponents -7 to -4."""
+def kind_of(name, shape, dtype="BF16"):
+    """-> the pool that a tensor is cut from"""
+    if dtype == "E8M0":
+        return "exponents"
+    if name.endswith("embed_tokens.weight"):
+        return "embeddings"
+    return "attention" if name.endswith(("attn.o_proj.weight", "attn.out_proj.weight")) else "weights"
+
+
+def weights(size, exponent=-7):
+    """Random bf16: any sign and mantissa, exponents from the given one, a multiple of four and one, to three more; -7 is a model's scale."""
     def repeated(word):
         return int.from_bytes(word * (size // 2), "little")
-    bits = int.from_bytes(os.urandom(size), "little") & repeated(b"\xff\x81") | repeated(b"\x00\x3c")
+    bits = int.from_bytes(os.urandom(size), "little") & repeated(b"\xff\x81") | repeated((exponent + 127 << 7).to_bytes(2, "little"))
     return bits.to_bytes(size, "little")
+
+
+def pools(experts):
+    """-> kind: its bytes. Attention that adds as much as embeddings are makes all tokens of a deep random model alike, so that all choose the
+    same eight of 128 experts. With larger embeddings and attention that adds little, experts are chosen 1.6 times as often as the mean at most."""
+    plain = weights(POOL_BYTES)
+    return {"weights": plain, "exponents": exponents(POOL_BYTES), "embeddings": weights(POOL_BYTES, -3) if experts else plain,
+            "attention": weights(POOL_BYTES, -15) if experts else plain}
 
 
 def exponents(size):
@@ -273,7 +290,7 @@ def main():
             size = 0
         files[-1].append(entry)
         size += num_bytes(*entry[1:])
-    pool = None if options.sparse else {False: weights(POOL_BYTES), True: exponents(POOL_BYTES)}
+    pool = None if options.sparse else pools(any("experts" in name for name, *_ in itertools.chain(*files)))
     weight_map = {}
     for i, entries in enumerate(files):
         name = "model.safetensors" if len(files) == 1 else f"model-{i + 1:05d}-of-{len(files):05d}.safetensors"
