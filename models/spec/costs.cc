@@ -35,6 +35,7 @@ class LayerMemory {
         cp_(chunk.mesh->cp()),
         etp_(chunk.mesh->etp()),
         sharers_(chunk.sequence_parallel ? tp_ : 1),
+        gathers_(chunk.alignment == Alignment::kBitwise),
         on_host_(chunk.on_host),
         keys_(keys) {}
 
@@ -68,12 +69,16 @@ class LayerMemory {
     return (on_host_ ? kFp32 + element_ : element_) * size;
   }
 
+  // The input of a product by rows, of which a rank has `part`, where it is gathered: beside that
+  // part, which what computed it keeps.
+  double gathered(double part) const { return gathers_ && tp_ > 1 ? element_ * tp_ * part : 0; }
+
   void add_attention(LayerBytes& bytes) const {
     const auto heads = width(config_.num_attention_heads) / tp_;
     const auto queries = heads * width(config_.kv_channels);
     const auto keys =
         std::max(1.0, width(config_.num_query_groups) / tp_) * width(config_.kv_channels);
-    bytes.attention = element_ * (hidden_ + queries);
+    bytes.attention = element_ * (hidden_ + queries) + gathered(queries);
     if (config_.attention_output_gate) bytes.attention += 3 * element_ * queries;
     if (config_.qk_layernorm) bytes.attention += norm(queries) + norm(keys);
     add_core(bytes, heads, queries, keys, keys);
@@ -86,8 +91,8 @@ class LayerMemory {
     const auto latent = [&](std::int64_t rank) {
       return norm(width(rank)) / sharers_ + element_ * width(rank);
     };
-    bytes.attention =
-        element_ * (hidden_ + values) + latent(config_.q_lora_rank) + latent(config_.kv_lora_rank);
+    bytes.attention = element_ * (hidden_ + values) + gathered(values) +
+                      latent(config_.q_lora_rank) + latent(config_.kv_lora_rank);
     add_core(bytes, heads, queries, queries, values);
   }
 
@@ -103,7 +108,7 @@ class LayerMemory {
     const auto channels = 2 * width(config_.linear_num_key_heads) / tp_ * key + heads * value;
     constexpr auto kChunk = static_cast<double>(kDeltaChunk);
     bytes.attention =
-        element_ * (hidden_ + 4 * channels + 4 * heads * value) +
+        element_ * (hidden_ + 4 * channels + 4 * heads * value) + gathered(heads * value) +
         kFp32 * heads * (10 * key + 7 * value + 5 * kChunk + 2 * key * value / kChunk);
   }
 
@@ -129,8 +134,11 @@ class LayerMemory {
     return (config_.activation == Activation::kQuickGeglu ? 7 : 4) * width(ffn);
   }
 
-  // The input, and its activations.
-  double mlp(std::int64_t ffn) const { return element_ * (hidden_ + activations(ffn) / tp_); }
+  // The input, and its activations, the last of which is gathered and kept as that alone.
+  double mlp(std::int64_t ffn) const {
+    const auto others = gathers_ ? element_ * width(ffn) * (1 - 1 / tp_) : 0;
+    return element_ * (hidden_ + activations(ffn) / tp_) + others;
+  }
 
   // The router's input and scores, and for each choice of a token its row, the experts' activations
   // and their result.
@@ -139,6 +147,7 @@ class LayerMemory {
     auto bytes =
         element_ * hidden_ / sharers_ + kFp32 * width(config_.num_moe_experts) / sharers_ +
         element_ * choices * ((etp_ + 1) * hidden_ + activations(config_.moe_ffn_hidden_size));
+    if (gathers_) bytes += element_ * choices * (etp_ - 1) * width(config_.moe_ffn_hidden_size);
     if (config_.moe_shared_expert_intermediate_size > 0)
       bytes += mlp(config_.moe_shared_expert_intermediate_size);
     return bytes;
@@ -148,6 +157,7 @@ class LayerMemory {
   double hidden_, element_;
   double tp_, cp_, etp_;
   double sharers_;  // of the tokens between the layers
+  bool gathers_;    // what ranks have of the input of a product by rows
   bool on_host_;
   double keys_;
 };

@@ -99,6 +99,7 @@ struct ChunkOnRank {
   distckpt::DType dtype = distckpt::DType::kBF16;
   bool sequence_parallel = false;
   bool on_host = false;
+  Alignment alignment = Alignment::kFast;
 };
 
 // Bytes per token of a micro-batch: those that a chunk keeps until its backward pass, layer by

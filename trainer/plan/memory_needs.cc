@@ -97,7 +97,8 @@ std::vector<models::ChunkOnRank> ModelOnRank::chunks() const {
                       .stage = &stage,
                       .dtype = layout_.dtype,
                       .sequence_parallel = sequence_parallel_,
-                      .on_host = on_host_});
+                      .on_host = on_host_,
+                      .alignment = layout_.alignment});
   return chunks;
 }
 

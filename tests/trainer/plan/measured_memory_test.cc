@@ -125,6 +125,49 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{"latent", latent()}),
     [](const auto& test) { return test.param.name; });
 
+class ActivationsOfTwoRanks
+    : public testing::TestWithParam<std::tuple<models::Alignment, bool /*sequence parallel*/>> {};
+
+// Ranks that gather the inputs of their products by rows keep these whole. What they send is freed
+// by another thread, which the meter does not see.
+TEST_P(ActivationsOfTwoRanks, AreWhatAutogradKeeps) {
+  const auto& [alignment, sequence_parallel] = GetParam();
+  const models::ModelOptions options{.alignment = alignment,
+                                     .dtype = distckpt::DType::kBF16,
+                                     .sequence_parallel = sequence_parallel};
+  auto wide = dense();  // the host pads products of few columns
+  wide.hidden = 256;
+  wide.head_dim = 64;
+  wide.ffn = 640;
+  models::run_ranks(2, {}, [&](models::World& world) {
+    const models::ParallelState mesh(
+        world, {.tensor_model_parallel_size = 2, .make_vocab_size_divisible_by = 8}, "mesh");
+    const auto config = support::tiny_config(wide);
+    const auto chunks = models::make_stage(config, mesh, options);
+    for (const auto& leaf : chunks[0]->parameters().leaves())
+      leaf.value.set_requires_grad(leaf.value.is_floating_point());
+    const models::SequencePartition batch(
+        models::pack(support::random_sequences({40, 24, 64}, config.vocab_size, 2)), mesh);
+    const auto meter = std::make_shared<support::MemoryMeter>();
+    const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, meter);
+    const auto hidden = chunks[0]->forward(batch);
+    const EngineConfig engine{.sequence_parallel = options.sequence_parallel,
+                              .alignment = options.alignment,
+                              .dtype = options.dtype};
+    const ModelOnRank on_rank(config, engine, mesh.shape(), mesh.coordinates(), {}, true);
+    const double keys = (40.0 * 40 + 24 * 24 + 64 * 64) / 128;
+    const auto expected =
+        128 * models::activation_bytes(on_rank.chunks().front(), Recompute{}, keys).kept;
+    EXPECT_NEAR(static_cast<double>(meter->now), expected, expected / 6);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Of,
+                         ActivationsOfTwoRanks,
+                         testing::Combine(testing::Values(models::Alignment::kFast,
+                                                          models::Alignment::kBitwise),
+                                          testing::Bool()));
+
 std::int64_t peak_of_a_batch(const Model& model,
                              const std::vector<models::SequencePartition>& batches) {
   const auto meter = std::make_shared<support::MemoryMeter>();
