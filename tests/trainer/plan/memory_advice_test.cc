@@ -64,6 +64,11 @@ TEST_F(Advice, SaysHowManyTokensWouldFit) {
       << said;
 }
 
+TEST_F(Advice, NamesFewerTokensThanThoseThatDidNotFit) {
+  const auto said = fits(1024 * kMiB);  // by the formula more would
+  EXPECT_NE(said.find("actor.ppo_max_token_len_per_gpu=3276"), std::string::npos) << said;
+}
+
 TEST_F(Advice, SaysSoUnderTheKeyOfPassesThatDoNotLearn) {
   const auto said = fits(16 * kMiB, /*forward_only=*/true);
   EXPECT_NE(said.find("rollout.log_prob_max_token_len_per_gpu="), std::string::npos) << said;
