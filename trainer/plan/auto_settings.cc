@@ -22,6 +22,8 @@ using models::Recompute;
 using Granularity = Recompute::Granularity;
 
 constexpr std::int64_t kEnoughTokens = 4096;  // for products to be fast
+// Fewer cost a dense model less than layers that are computed again.
+constexpr std::int64_t kEnoughTokensOfAllLayers = 2048;
 constexpr std::int64_t kTokenStep = 64;
 constexpr double kLeastCacheShare = 0.05;
 constexpr double kMostCacheShare = 0.95;
@@ -134,8 +136,11 @@ void choose(const RunSetup& setup,
   auto fits = fitting(setup, groups, phase, chosen);
   if (of_recompute) {
     const auto ways = ways_to_recompute(setup, index);
+    const bool takes_fewer = of_tokens && !setup.device.on_host && role.model.num_moe_experts == 0;
     const auto enough = [&](const Recompute& way) {
-      return fitting(setup, groups, phase, way) >= wanted;
+      const bool all_kept = way.granularity == Granularity::kNone;
+      const auto fewer = std::min(wanted, std::max(least, kEnoughTokensOfAllLayers));
+      return fitting(setup, groups, phase, way) >= (takes_fewer && all_kept ? fewer : wanted);
     };
     // More layers never keep more.
     auto found =

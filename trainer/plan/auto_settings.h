@@ -4,8 +4,9 @@
 // memory, so that all ranks choose alike.
 //
 // On a GPU micro-batches are as large as they may be, up to 16,384 tokens or what the longest
-// sequence needs; as few layers as possible are computed again for them to have 4,096. On the host
-// both are what they were without a plan, where that fits.
+// sequence needs. No layer is computed again if they have 4,096 so, of a dense model 2,048; else as
+// few as possible for them to have 4,096. On the host both are what they were without a plan, where
+// that fits.
 #pragma once
 
 #include <span>

@@ -23,6 +23,28 @@ double real(std::int64_t size) {
   return static_cast<double>(size);
 }
 
+// Shares of a device's peak, as measured: docs/training/planning.md says on what.
+struct Efficiency {
+  double learning = 0;    // forward and backward, of floating-point operations
+  double forward = 0;     // forward alone
+  double generation = 0;  // of models/spec/roofline.h
+};
+
+Efficiency efficiency_of(const models::TransformerConfig& model,
+                         const models::MeshShape& mesh,
+                         models::Alignment alignment) {
+  if (model.num_moe_experts == 0) {
+    const double generation = mesh.tp() == 1 ? 0.57 : mesh.tp() == 2 ? 0.52 : 0.35;
+    return {.learning = 0.55, .forward = 0.65, .generation = generation};
+  }
+  if (mesh.ep() > 1) {
+    // kBitwise sends the result of each choice.
+    const double alone = alignment == models::Alignment::kBitwise ? 0.34 : 0.56;
+    return {.learning = 0.26, .forward = 0.28, .generation = mesh.tp() > 1 ? 0.36 : alone};
+  }
+  return {.learning = 0.33, .forward = 0.33, .generation = mesh.tp() > 1 ? 0.36 : 0.59};
+}
+
 // The share of a message that a ring or an exchange sends: all but a rank's own part.
 double sent(int ranks) {
   return 1.0 - 1.0 / ranks;
@@ -36,16 +58,16 @@ class StepClock {
     const auto mesh = role.mesh();
     const auto tokens = real(setup_.sequences * role.epochs * setup_.longest_sequence);
     const auto& model = role.model;
-    const auto shares = efficiency_of(model, mesh);
+    const auto shares = efficiency_of(model, mesh, role.engine.alignment);
     const auto operations = operations_of(role);
     const auto devices = real(mesh.world_size()) * setup_.device.flops;
-    const bool again = role.engine.recompute().granularity == models::Recompute::Granularity::kFull;
+    const double again = recomputed(role);
     const double forward = operations / 3;
-    const double computed = learns
-                                ? (operations + (again ? forward : 0)) / (devices * shares.learning)
-                                : forward / (devices * shares.forward);
-    const double rounds = learns ? 3 + (again ? 1 : 0) : 1;  // that exchange activations
+    const double computed = learns ? (operations + again * forward) / (devices * shares.learning)
+                                   : forward / (devices * shares.forward);
+    const double rounds = learns ? 3 + again : 1;  // that exchange activations
     return (computed + rounds * exchanged(model, mesh, tokens)) * bubble(role, mesh, learns) +
+           (learns ? accumulated(role, mesh) : 0) +
            (learns && setup_.rollout ? real(role.updates) * updated(role, mesh) : 0);
   }
 
@@ -65,8 +87,8 @@ class StepClock {
     const auto& rollout = *setup_.rollout;
     const auto& model = setup_.roles.front().model;
     const auto mesh = rollout.mesh();
-    const auto shares = efficiency_of(model, mesh);
     const auto& engine = setup_.roles.front().engine;
+    const auto shares = efficiency_of(model, mesh, engine.alignment);
     const models::LayoutOptions layout{.alignment = engine.alignment, .dtype = engine.dtype};
     const models::Roofline roofline(
         model, mesh, layout,
@@ -105,6 +127,16 @@ class StepClock {
   }
 
  private:
+  // The share of the layers that is computed again.
+  static double recomputed(const RoleSetup& role) {
+    const auto recompute = role.engine.recompute();
+    if (recompute.granularity != models::Recompute::Granularity::kFull) return 0;
+    if (recompute.method == models::Recompute::Method::kUniform) return 1;
+    const auto chunks = models::stage_chunks(role.model, role.engine.parallel, 0);
+    const auto layers = chunks.front().layers.size();
+    return std::min(1.0, real(recompute.num_layers) / static_cast<double>(layers));
+  }
+
   double rate_among(int ranks) const {
     return ranks <= kDevicesOfHost ? setup_.device.link_rate : kNetworkRate;
   }
@@ -139,14 +171,25 @@ class StepClock {
   // The time of a pipeline over that of its work.
   double bubble(const RoleSetup& role, const models::MeshShape& mesh, bool learns) const {
     if (mesh.pp() == 1) return 1;
-    const auto model = first_model(role);
-    const auto micro_batch = MemoryAdvice(role.memory, role.engine, model, role.trains)
+    const auto chunks = static_cast<std::int64_t>(first_model(role).chunks().size());
+    return 1 + (mesh.pp() - 1) / (micro_batches(role, mesh, learns) * real(chunks));
+  }
+
+  // Of a rank and an update.
+  double micro_batches(const RoleSetup& role, const models::MeshShape& mesh, bool learns) const {
+    const auto micro_batch = MemoryAdvice(role.memory, role.engine, first_model(role), role.trains)
                                  .largest_batch(!learns)
                                  .largest.tokens;
     const auto tokens = real(setup_.sequences * role.epochs * setup_.longest_sequence) /
                         (mesh.dp() * mesh.cp() * real(std::max<std::int64_t>(role.updates, 1)));
-    const auto count = std::max(1.0, std::ceil(tokens / real(micro_batch)));
-    return 1 + (mesh.pp() - 1) / (count * real(static_cast<std::int64_t>(model.chunks().size())));
+    return std::max(1.0, std::ceil(tokens / real(micro_batch)));
+  }
+
+  // Each micro-batch reads and writes all gradients.
+  double accumulated(const RoleSetup& role, const models::MeshShape& mesh) const {
+    const auto updates = real(std::max<std::int64_t>(role.updates, 1));
+    return updates * micro_batches(role, mesh, true) * 2 *
+           real(first_model(role).memory(true).gradients) / setup_.device.memory_rate;
   }
 
   std::int64_t cached_sequences() const {
@@ -164,16 +207,6 @@ class StepClock {
 };
 
 }  // namespace
-
-Efficiency efficiency_of(const models::TransformerConfig& model, const models::MeshShape& mesh) {
-  if (model.num_moe_experts == 0) {
-    const double generation = mesh.tp() == 1 ? 0.57 : mesh.tp() == 2 ? 0.52 : 0.35;
-    return {.learning = 0.55, .forward = 0.65, .generation = generation};
-  }
-  if (mesh.ep() > 1)  // all ranks wait for the one with the most rows
-    return {.learning = 0.26, .forward = 0.28, .generation = mesh.tp() > 1 ? 0.36 : 0.56};
-  return {.learning = 0.33, .forward = 0.33, .generation = mesh.tp() > 1 ? 0.36 : 0.59};
-}
 
 std::vector<PhaseSeconds> phase_seconds(const RunSetup& setup, const std::vector<Phase>& phases) {
   const StepClock clock(setup);

@@ -276,6 +276,34 @@ TEST(RunPlan, CountsTheStatesThatPrefixesHaveSlotsFor) {
   EXPECT_EQ(cache(true, false), cache(false, false));
 }
 
+// Of 32 layers, eight take a quarter of what all take.
+TEST(RunPlan, CountsTheLayersThatAreComputedAgain) {
+  const auto seconds = [](std::optional<models::Recompute::Method> method, int layers) {
+    auto config = grpo();
+    config.actor.ppo_max_token_len_per_gpu = 4096;
+    if (method) config.actor.megatron.recompute_granularity = models::Recompute::Granularity::kFull;
+    config.actor.megatron.recompute_method = method;
+    config.actor.megatron.recompute_num_layers = layers;
+    return seconds_in(plan_of(config, 4), "update_actor");
+  };
+  const auto none = seconds({}, 0);
+  const auto all = seconds(models::Recompute::Method::kUniform, 1);
+  EXPECT_NEAR(seconds(models::Recompute::Method::kBlock, 8) - none, (all - none) / 4, 1e-9);
+  EXPECT_GT(all, 1.3 * none);
+}
+
+// 32 GB of gradients of 8B in fp32, read and written by each.
+TEST(RunPlan, CountsTheGradientsOfEachMicroBatch) {
+  const auto seconds = [](int tokens) {
+    auto config = grpo();
+    config.actor.ppo_max_token_len_per_gpu = tokens;
+    return seconds_in(plan_of(config, 4), "update_actor");
+  };
+  // 33,920 tokens of a rank and update, in micro-batches of up to three sequences and of one.
+  const double each = 2 * 4 * static_cast<double>(kParameters) / kH200.memory_rate;
+  EXPECT_NEAR(seconds(1060) - seconds(3180), 4 * (32 - 11) * each, 0.01 * each);
+}
+
 TEST(RunPlan, RefusesAMeshThatDoesNotFillItsRanks) {
   auto config = grpo();
   config.actor.megatron.parallel.tensor_model_parallel_size = 4;
