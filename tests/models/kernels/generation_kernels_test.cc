@@ -23,36 +23,51 @@ struct Heads {
 
 // Lengths at both sides of what a block of the cache, and of flash's keys, has.
 TEST_F(GenerationKernels, DecodedRowsAreThoseOfThePrefill) {
-  const std::vector<std::int64_t> lengths{1, 2, 63, 64, 65, 128, 129, 300, 1000, 2049};
-  const auto sequences = static_cast<std::int64_t>(lengths.size());
+  const std::vector<std::int64_t> ten{1, 2, 63, 64, 65, 128, 129, 300, 1000, 2049};
+  std::vector<std::int64_t> many = ten;
+  for (int i = 0; i < 60; ++i) many.push_back(40 * i + 1);
   constexpr std::int64_t kBlockSize = 64;
-  constexpr std::int64_t kMaxBlocks = 40;
+  constexpr std::int64_t kMaxBlocks = 70;
   const auto ints = at::TensorOptions().dtype(at::kInt);
-  for (const auto& [heads, groups, dim] : {Heads{12, 2, 128}, Heads{32, 8, 128}, Heads{40, 2, 128},
-                                           Heads{14, 2, 64}, Heads{16, 2, 256}})
-    for (const auto window : {std::optional<std::int64_t>(), std::optional<std::int64_t>(100)}) {
-      const AttentionOptions options{
-          .scale = 0.08, .window = window, .alignment = Alignment::kBitwise};
-      const auto query = random({sequences, heads, dim});
-      PagedKeys keys{.key = random({sequences * kMaxBlocks, kBlockSize, groups, dim}),
-                     .value = random({sequences * kMaxBlocks, kBlockSize, groups, dim})};
-      const auto tables =
-          at::randperm(sequences * kMaxBlocks, ints).view({sequences, kMaxBlocks}).contiguous();
-      keys.block_tables = tables.cuda();
-      keys.lengths = at::tensor(lengths, ints).cuda();
-      const auto got = paged_attention_cuda(query, keys, options);
-      for (std::int64_t i = 0; i < sequences; ++i) {
-        const auto length = lengths[static_cast<std::size_t>(i)];
-        const auto all = [&](const at::Tensor& cache) {
-          return cache.index_select(0, keys.block_tables[i]).flatten(0, 1).narrow(0, 0, length);
-        };
-        auto rows = random({length, heads, dim});
-        rows[length - 1].copy_(query[i]);
-        const auto whole = attention_cuda(rows, all(keys.key), all(keys.value),
-                                          {{0, length, 0, length}}, options, GpuAttention::kFlash);
-        EXPECT_TRUE(same_bytes(got[i], whole[length - 1])) << dim << " " << groups << " " << length;
+  for (const auto& lengths : {ten,
+                              many,
+                              {4400},  // few are computed by clusters
+                              {4097, 385},
+                              {513, 1, 0, 2560}})
+    for (const auto& [heads, groups, dim] :
+         {Heads{12, 2, 128}, Heads{32, 8, 128}, Heads{40, 2, 128}, Heads{14, 2, 64},
+          Heads{16, 2, 256}})
+      for (const auto window : {std::optional<std::int64_t>(), std::optional<std::int64_t>(100),
+                                std::optional<std::int64_t>(1030)}) {
+        const auto sequences = static_cast<std::int64_t>(lengths.size());
+        const AttentionOptions options{
+            .scale = 0.08, .window = window, .alignment = Alignment::kBitwise};
+        const auto query = random({sequences, heads, dim});
+        PagedKeys keys{.key = random({sequences * kMaxBlocks, kBlockSize, groups, dim}),
+                       .value = random({sequences * kMaxBlocks, kBlockSize, groups, dim})};
+        const auto tables =
+            at::randperm(sequences * kMaxBlocks, ints).view({sequences, kMaxBlocks}).contiguous();
+        keys.block_tables = tables.cuda();
+        keys.lengths = at::tensor(lengths, ints).cuda();
+        const auto got = paged_attention_cuda(query, keys, options);
+        for (std::int64_t i = 0; i < sequences; ++i) {
+          const auto length = lengths[static_cast<std::size_t>(i)];
+          if (length == 0) {
+            EXPECT_TRUE(at::equal(got[i], at::zeros_like(got[i])));
+            continue;
+          }
+          const auto all = [&](const at::Tensor& cache) {
+            return cache.index_select(0, keys.block_tables[i]).flatten(0, 1).narrow(0, 0, length);
+          };
+          auto rows = random({length, heads, dim});
+          rows[length - 1].copy_(query[i]);
+          const auto whole =
+              attention_cuda(rows, all(keys.key), all(keys.value), {{0, length, 0, length}},
+                             options, GpuAttention::kFlash);
+          EXPECT_TRUE(same_bytes(got[i], whole[length - 1]))
+              << dim << " " << groups << " " << length;
+        }
       }
-    }
 }
 
 // Few rows share out their keys, so that their bits are not the prefill's.
