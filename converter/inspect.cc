@@ -156,6 +156,10 @@ InspectReport inspect(const fs::path& path,
   if (report.only_sizes) return report;
   const bool no_sizes = config.multi_latent_attention && config.kv_lora_rank == 0;
   if (config.vocab_size == 0 || no_sizes) return report;
+  if (report.part.empty()) {
+    report.num_parameters = count_parameters(config);
+    return report;
+  }
   std::int64_t num_parameters = 0;
   for (const auto& tensor : make_part_map(config, report.part).tensors)
     num_parameters += tensor.shape.product();

@@ -91,6 +91,13 @@ class Builder {
     return std::move(map_);
   }
 
+  // The number of elements of all tensors. Experts of a layer are alike: one of them is looked at.
+  std::int64_t count() {
+    counts_only_ = true;
+    build();
+    return num_elements_;
+  }
+
   ModelMap build() {
     const auto& config = map_.config;
     const auto& names = *map_.family->names;
@@ -202,9 +209,14 @@ class Builder {
           used.rest_unused = false;
         }
         if (name.either_way && lies_as_it_is(section, names, hf)) used.transposed = false;
-        const auto experts = row->per_expert ? map_.config.num_moe_experts : 1;
+        auto experts = row->per_expert ? map_.config.num_moe_experts : 1;
+        if (counts_only_ && row->per_expert) {
+          alike_ = used.hf.find(kExpertMark) != std::string_view::npos ? experts : 1;
+          experts = std::min<std::int64_t>(experts, 1);
+        }
         for (std::int64_t e = 0; e < experts; ++e)
           add_parameter(section, *row, used, hf, row->per_expert ? std::optional(e) : std::nullopt);
+        alike_ = 1;
       }
     }
     for (const auto& section : sections) {
@@ -366,9 +378,11 @@ class Builder {
     constexpr std::int64_t kMaxElementBytes = 8;
     std::int64_t bytes = 0;
     require(volume && !__builtin_mul_overflow(*volume, kMaxElementBytes, &bytes) &&
+                !__builtin_mul_overflow(bytes, alike_, &bytes) &&
                 !__builtin_add_overflow(num_bytes_, bytes, &num_bytes_),
             ErrorKind::kLayout, "{}: has shape {} as the configuration says, which overflows",
             tensor.name, to_string(tensor.shape));
+    num_elements_ += *volume * alike_;
     const auto index = static_cast<std::uint32_t>(map_.tensors.size());
     map_.index.emplace(tensor.name, index);
     map_.tensors.push_back(std::move(tensor));
@@ -376,6 +390,7 @@ class Builder {
   }
 
   void add_states(const Section& section) {
+    if (counts_only_) return;
     const bool stacked = !section.stacked.empty() && map_.config.is_homogeneous();
     for (const auto& row : section.table->extra_states) {
       if (!models::applies(row.when, map_.config)) continue;
@@ -406,6 +421,9 @@ class Builder {
 
   const FindTensor& find_;
   ModelMap map_;
+  bool counts_only_ = false;  // one expert of each layer alone
+  std::int64_t alike_ = 1;    // tensors of which the one that is added is an example
+  std::int64_t num_elements_ = 0;
   std::int64_t num_bytes_ = 0;  // at most: so that no sum of sizes overflows later
 };
 
@@ -437,6 +455,10 @@ Box rows_of(const Shape& shape, std::int64_t from, std::int64_t count) {
 
 ModelMap make_model_map(const TransformerConfig& config, const FindTensor& find) {
   return Builder(config, find).build();
+}
+
+std::int64_t count_parameters(const TransformerConfig& config) {
+  return Builder(config, {}).count();
 }
 
 ModelMap make_vision_map(const TransformerConfig& config) {

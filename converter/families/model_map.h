@@ -77,7 +77,11 @@ using FindTensor = std::function<std::optional<distckpt::Shape>(const std::strin
 // Throws Error(kLayout) for a family that is not known.
 ModelMap make_model_map(const models::TransformerConfig& config, const FindTensor& find = {});
 
-// The same of the model's vision tower alone, whose tensors are carried otherwise. Throws
+// The number of elements of the map's tensors, in a time that does not grow with the experts of a
+// layer. Throws as make_model_map does.
+std::int64_t count_parameters(const models::TransformerConfig& config);
+
+// The map of the model's vision tower alone, whose tensors are carried otherwise. Throws
 // Error(kLayout) if none is computed.
 ModelMap make_vision_map(const models::TransformerConfig& config);
 

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "converter/families/hf_config.h"
+#include "converter/families/model_map.h"
 #include "distckpt/base/error.h"
 #include "models/spec/sharding.h"
 
@@ -136,6 +137,18 @@ bool is_computed(const nlohmann::json& config) {
 }
 
 // A family that is computed under one of its model types counts as computed.
+TEST(Families, HaveAsManyParametersAsTheirTensorsHaveElements) {
+  std::int64_t counted = 0;
+  for (const auto& [type, config] : configurations()) {
+    const auto parsed = parse_hf_config(config.dump(), "config.json");
+    std::int64_t elements = 0;
+    for (const auto& tensor : make_model_map(parsed).tensors) elements += tensor.shape.product();
+    EXPECT_EQ(count_parameters(parsed), elements) << type;
+    counted += elements > 0 ? 1 : 0;
+  }
+  EXPECT_GT(counted, 25);
+}
+
 TEST(Families, AreComputedWhereReadmeSaysSo) {
   const auto configs = configurations();
   std::set<std::string> computed, converted, see;

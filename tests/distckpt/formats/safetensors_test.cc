@@ -141,6 +141,31 @@ TEST(Safetensors, ReadsWhatItWrote) {
   }
 }
 
+// The library's own headers, which are read faster, and the same JSON laid out otherwise.
+TEST(Safetensors, ReadsAHeaderLaidOutInAnyWayAlike) {
+  for (const auto* name : kFixtures) {
+    const auto path = test_data(name) / "hf/model.safetensors";
+    const auto plain = read_safetensors_header(path);
+    const auto json = nlohmann::json::parse(plain.prefix.substr(8));
+    for (const auto& text : {json.dump(), json.dump(1), " " + plain.prefix.substr(8)}) {
+      const auto data = plain.file_size - std::ssize(plain.prefix);
+      const auto size = 8 + std::ssize(text);
+      const auto found = parse_safetensors_prefix(u64(text.size()) + text, "m", "m", size + data);
+      EXPECT_EQ(found.metadata, plain.metadata);
+      EXPECT_EQ(found.file_size - size, data);
+      ASSERT_EQ(found.entries.size(), plain.entries.size());
+      for (std::size_t i = 0; i < found.entries.size(); ++i) {
+        const auto &one = found.entries[i], &other = plain.entries[i];
+        EXPECT_EQ(one.name, other.name);
+        EXPECT_EQ(one.dtype, other.dtype);
+        EXPECT_EQ(one.shape, other.shape);
+        EXPECT_EQ(one.begin - size, other.begin - std::ssize(plain.prefix)) << one.name;
+        EXPECT_EQ(one.end - size, other.end - std::ssize(plain.prefix)) << one.name;
+      }
+    }
+  }
+}
+
 TEST(Safetensors, AddsItsTensorsToALayout) {
   const auto folder = test_data("hf_llama") / "hf";
   const auto header = read_safetensors_header(folder / "model.safetensors");
@@ -210,6 +235,11 @@ INSTANTIATE_TEST_SUITE_P(
         Malformed{R"({"a":{"shape":[4],"data_offsets":[0,16]}})", "a", "\"dtype\" is missing"},
         Malformed{R"({"a":{"dtype":"F32","shape":[4],"data_offsets":[0,16],"device":"cpu"}})", "a",
                   "other fields"},
+        Malformed{"{" + entry("a", "\"F32\"", "[04]", "[0,16]") + "}", "", "not valid JSON"},
+        Malformed{"{" + entry("a", "\"F32\"", "[4,]", "[0,16]") + "}", "", "not valid JSON"},
+        Malformed{"{" + entry("a", "\"F32\"", "[4]", "[0,16") + "}", "", "not valid JSON"},
+        Malformed{"{" + entry("a\t", "\"F32\"", "[4]", "[0,16]") + "}", "", "not valid JSON"},
+        Malformed{"{" + entry("a", "\"F32\"", "[4]", "[0,16]") + "} x", "", "not valid JSON"},
         Malformed{R"({"a":[1,2,3]})", "a", "not a JSON object"},
         Malformed{R"({"a":null})", "a", "not a JSON object"}));
 
