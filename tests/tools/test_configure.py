@@ -19,7 +19,8 @@ if get_option('torch_root') != ''
 endif
 extra = find_program('extra', required: false)
 """
-OPTIONS = "option('torch_root', type: 'string', value: '')\noption('arrow_root', type: 'string', value: '')\n"
+OPTIONS = ("option('torch_root', type: 'string', value: '')\noption('arrow_root', type: 'string', value: '')\n"
+           "option('fuzz', type: 'boolean', value: false)\n")
 
 
 class Checkout:
@@ -173,3 +174,10 @@ def test_another_folder_has_options_of_its_own(checkout):
     assert checkout.configure("other", "-Doptimization=1") == ""
     assert "options changed" in checkout.configure("other", "-Doptimization=2")
     assert not checkout.build.exists()
+
+
+def test_fuzz_targets_wait_for_no_libraries(checkout):
+    assert "configuring build-fuzz" in checkout.configure("build-fuzz", "-Dfuzz=true")
+    checkout.unpack_libraries()
+    (checkout.build / "peers/finished-libraries").write_text("pins\n")
+    assert checkout.configure("build-fuzz", "-Dfuzz=true") == ""
