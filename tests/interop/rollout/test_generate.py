@@ -61,13 +61,12 @@ def test_tokens_and_log_probs_are_those_of_transformers_forward(family):
     assert compare(model, prompts, greedy)[1] == 0
     agreed = 0
     for prompt, (mine, _), (generated, _) in zip(prompts, greedy, theirs(model, prompts, 24, 0, batched=False), strict=True):
-        best = forward_log_probs(model, prompt, mine).max(-1).values
-        assert torch.equal(best, chosen(forward_log_probs(model, prompt, mine), mine))
+        log_probs = forward_log_probs(model, prompt, mine)
+        assert torch.equal(log_probs.max(-1).values, chosen(log_probs, mine))
         same = next((i for i, (a, b) in enumerate(zip(mine, generated, strict=True)) if a != b), len(mine))
         agreed += same
         if same < len(mine):  # its generate took a token that its own forward likes less, or as much
-            log_probs = forward_log_probs(model, prompt, mine)[same]
-            assert log_probs[generated[same]] <= log_probs[mine[same]]
+            assert log_probs[same, generated[same]] <= log_probs[same, mine[same]]
     assert agreed > 24
     sampled = ours(checkpoint, prompts, "--max-tokens", 24, "--seed", 5)
     assert compare(model, prompts, sampled)[1] == 0
