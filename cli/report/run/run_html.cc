@@ -23,8 +23,7 @@ std::string header(const RunReport& report) {
   const auto add = [&](std::string_view metric, double MetricSummary::*value, std::string_view unit,
                        std::string_view what) {
     const auto* summary = find_summary(report, metric);
-    if (summary != nullptr && summary->*value != 0)
-      html += tile(short_number(summary->*value) + std::string(unit), what);
+    if (summary != nullptr) html += tile(short_number(summary->*value) + std::string(unit), what);
   };
   add("train/loss", &MetricSummary::last, "", "loss of the last step");
   add("val/loss", &MetricSummary::least, "", "least loss of validation");
@@ -39,7 +38,9 @@ std::string header(const RunReport& report) {
   }
   add("perf/throughput", &MetricSummary::mean, "", "tokens/s per GPU, on average");
   add("perf/time_per_step", &MetricSummary::mean, " s", "a step, on average");
-  add("perf/max_memory_allocated_gb", &MetricSummary::most, " GiB", "most memory of a GPU");
+  const auto* memory = find_summary(report, "perf/max_memory_allocated_gb");
+  if (memory != nullptr && memory->most > 0)  // else the run was on hosts
+    html += tile(short_number(memory->most) + " GiB", "most memory of a GPU");
   const auto time = steps.empty() ? 0.0 : steps.back().time - steps.front().time;
   if (time > 0) html += tile(format_seconds(time), "from the first step to the last");
   return html + "</div>\n";

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <sstream>
 #include <string_view>
 #include <utility>
@@ -34,6 +35,16 @@ Turn answer_turn(const json& question, const json& answer) {
   if (answer.value("done", json(false)) == true) add("done");
   if (answer.contains("error")) add("error");
   return turn;
+}
+
+// The exchanges of a session of the journal; none if it is damaged.
+json exchanges_of(const json& session) {
+  const auto is_exchange = [](const json& one) {
+    return one.is_object() && one.value("question", json()).is_object() &&
+           one.value("answer", json()).is_object();
+  };
+  const auto found = session.value("exchanges", json());
+  return found.is_array() && std::ranges::all_of(found, is_exchange) ? found : json::array();
 }
 
 }  // namespace
@@ -81,7 +92,7 @@ std::vector<json> read_exchanges(const std::filesystem::path& sessions,
   std::istringstream lines(distckpt::read_text(path));
   for (std::string line; std::getline(lines, line);) {
     const auto session = distckpt::json_or_discarded(line);
-    if (session.is_object()) found.push_back(session.value("exchanges", json::array()));
+    if (session.is_object()) found.push_back(exchanges_of(session));
   }
   if (found.size() != num_answers) found.clear();
   return found;

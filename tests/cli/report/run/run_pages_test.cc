@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/report/run/run.h"
 #include "cli/report/run/run_curves.h"
 #include "cli/report/run/timeline_svg.h"
 #include "cli/report/run/trajectory.h"
@@ -148,6 +149,25 @@ TEST(ReadExchanges, GivesNoneUnlessThereIsOneForEachAnswer) {
   EXPECT_EQ(read_exchanges(dir.path(), 3, 2).size(), 2U);
   EXPECT_TRUE(read_exchanges(dir.path(), 3, 5).empty());
   EXPECT_TRUE(read_exchanges(dir.path(), 4, 2).empty());
+}
+
+// The page of a run of these metrics at its last step.
+std::string page_of(const trainer::Metrics& last) {
+  auto run = run_of(2, {});
+  run.metrics.steps.back().values = last;
+  const auto summaries = trainer::summarize(run.metrics);
+  return run_html({.log = run, .summaries = summaries});
+}
+
+TEST(RunHtml, ShowsALastScoreOfNothing) {
+  const auto html = page_of({{"critic/score/mean", 0}});
+  EXPECT_NE(html.find("mean score of the last step"), html.npos);
+}
+
+TEST(RunHtml, ShowsNoMemoryOfGpusThatThereAreNot) {
+  const auto* const what = "most memory of a GPU";
+  EXPECT_EQ(page_of({{"perf/max_memory_allocated_gb", 0}}).find(what), std::string::npos);
+  EXPECT_NE(page_of({{"perf/max_memory_allocated_gb", 3}}).find(what), std::string::npos);
 }
 
 TEST(TimelineSvg, HasALaneForEachRankAndOneForPrograms) {
