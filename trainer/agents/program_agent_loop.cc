@@ -134,9 +134,14 @@ ProgramRequest ProgramAgentLoop::read(const json& asked, ordered_json body) cons
   auto tools = tools_of(body);
   body["model"] = kModelName;
   if (!is_chat(asked))
-    return {.generation = serve::parse_completion(body, model_), .tools = std::move(tools)};
-  if (!body.contains("prompt_token_ids")) body["prompt_token_ids"] = {0};
-  return {.generation = serve::parse_chat_completion(body, model_), .tools = std::move(tools)};
+    return {.generation = serve::parse_completion(body, model_),
+            .tools = std::move(tools),
+            .has_ids = true};
+  const bool has_ids = body.contains("prompt_token_ids");
+  if (!has_ids) body["prompt_token_ids"] = {0};
+  return {.generation = serve::parse_chat_completion(body, model_),
+          .tools = std::move(tools),
+          .has_ids = has_ids};
 }
 
 // A session that comes from another rank has it only in its exchanges.
@@ -172,7 +177,9 @@ AgentReply ProgramAgentLoop::begun(Session& session, std::span<const json> answe
 
 std::vector<AgentQuestion> ProgramAgentLoop::turn_is_over(Session& session,
                                                           const std::string& text) const {
-  auto request = this->request(session)->generation;
+  const auto asked = this->request(session);
+  if (asked->has_ids) session.messages.clear();  // it goes on by token ids alone
+  auto request = asked->generation;
   request.prompts = {tokens_of(session, session.turn_begin)};
   serve::SamplePart part{
       .text = text,
@@ -265,7 +272,7 @@ AgentReply ProgramAgentLoop::take_request(Session& session, const json& asked) c
   const auto read_request = std::make_shared<ProgramRequest>(read(asked, body));
   const auto& request = read_request->generation;
   refuse_fields(request, body);
-  if (!request.is_chat || body.contains("prompt_token_ids")) {
+  if (read_request->has_ids) {
     if (request.prompts.size() != 1)
       throw ApiError(400, "prompt: is one, in a session of program_agent", "prompt");
     auto tokens = request.prompts.front();
@@ -286,7 +293,6 @@ AgentReply ProgramAgentLoop::take_request(Session& session, const json& asked) c
     for (const auto id : tokens)
       if (std::cmp_greater_equal(id, model_.tokenizer->vocab_size()))
         throw ApiError(400, fmt::format("prompt: {} is no token of the tokenizer", id), "prompt");
-    session.messages.clear();  // the session goes on by token ids alone
     session.request = read_request;
     return {.tokens = std::move(tokens)};
   }
@@ -334,6 +340,7 @@ std::vector<AgentQuestion> ProgramAgentLoop::is_refused(Session& session,
                                                         const std::string& why) const {
   for (std::size_t i = 0; i < reply.num_messages; ++i)
     session.messages.erase(session.messages.size() - 1);
+  session.request.reset();
   return {refusal(session, ApiError(400, why, is_chat(request_of(session)) ? "messages" : "prompt",
                                     "context_length_exceeded"))};
 }

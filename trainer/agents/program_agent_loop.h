@@ -26,6 +26,7 @@ struct ProgramRequest {
   // Its prompt is a place holder, if it is a chat without prompt_token_ids.
   serve::GenerationRequest generation{};
   nlohmann::ordered_json tools{};  // for the chat template, or null
+  bool has_ids = false;            // the prompt is token ids
 };
 
 class ProgramAgentLoop : public AgentLoop {

@@ -14,6 +14,8 @@
 #include <utility>
 #include <vector>
 
+#include "tests/trainer/agents/program_answers.h"
+
 namespace ferry::trainer {
 namespace agent_program_test {
 
@@ -25,20 +27,11 @@ std::string answers(const std::string& answer) {
   return R"(while read -r line; do id=${line#*'"id":'}; id=${id%%[,\}]*}; )" + answer + "; done";
 }
 
-// All answers to the questions that are open.
-std::vector<AgentAnswer> all(AgentProgram& program, std::size_t count) {
-  std::vector<AgentAnswer> found;
-  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-  while (found.size() < count && std::chrono::steady_clock::now() < until)
-    for (auto& one : program.answers(milliseconds(50))) found.push_back(std::move(one));
-  return found;
-}
-
 TEST(AgentProgram, IsStartedOnceAndAnswersById) {
   AgentProgram program(
       {.command = "n=0; " + answers(R"(n=$((n+1)); echo "{\"id\": $id, \"content\": $n}")")});
   for (const std::int64_t id : {7, 8}) program.ask(id, {{"name", "f"}});
-  const auto found = all(program, 2);
+  const auto found = all_answers(program, 2);
   ASSERT_EQ(found.size(), 2U);
   EXPECT_EQ(found[0].id, 7);
   EXPECT_EQ(found[0].answer, (json{{"content", 1}}));
@@ -48,7 +41,7 @@ TEST(AgentProgram, IsStartedOnceAndAnswersById) {
 TEST(AgentProgram, AnswersAnErrorInTimeForOneThatHangs) {
   AgentProgram program({.command = "sleep 600", .timeout = milliseconds(50)});
   program.ask(1, json::object());
-  const auto found = all(program, 1);
+  const auto found = all_answers(program, 1);
   ASSERT_EQ(found.size(), 1U);
   EXPECT_EQ(found[0].answer.at("error"), "no answer within 0.05 s");
 }
@@ -58,18 +51,18 @@ TEST(AgentProgram, StartsAnewAfterItsEnd) {
       {.command = R"(read line; id=${line#*'"id":'}; echo "{\"id\": ${id%%[,\}]*}}")"});
   program.ask(1, json::object());
   program.ask(2, json::object());
-  const auto found = all(program, 2);
+  const auto found = all_answers(program, 2);
   ASSERT_EQ(found.size(), 2U);
   EXPECT_EQ(found[0].answer, json::object());
   EXPECT_EQ(found[1].answer.at("error"), "the program ended (exit status 0)");
   program.ask(3, json::object());
-  EXPECT_EQ(all(program, 1).at(0).answer, json::object());
+  EXPECT_EQ(all_answers(program, 1).at(0).answer, json::object());
 }
 
 TEST(AgentProgram, GivesUpOnOneThatTalksOfSomethingElse) {
   AgentProgram program({.command = answers(R"(echo "{\"id\": 12345}")")});
   program.ask(1, json::object());
-  EXPECT_TRUE(all(program, 1).at(0).answer.contains("error"));
+  EXPECT_TRUE(all_answers(program, 1).at(0).answer.contains("error"));
 }
 
 // The descriptors of this process.
@@ -85,7 +78,7 @@ void names(const std::string& command, const std::string& words) {
   AgentProgram program({.command = command, .timeout = milliseconds(waits ? 500 : 30000)});
   for (const std::int64_t id : {1, 2}) {
     program.ask(id, {{"text", std::string(1 << 20, 'x')}});
-    const auto found = all(program, 1);
+    const auto found = all_answers(program, 1);
     ASSERT_EQ(found.size(), 1U) << command;
     EXPECT_EQ(found[0].id, id);
     EXPECT_NE(found[0].answer.at("error").get<std::string>().find(words), std::string::npos)
@@ -121,7 +114,7 @@ TEST(AgentProgram, LeavesNoneOfItsProcesses) {
     AgentProgram program({.command = fmt::format("(sleep {0} & sleep {0} &) ; sleep {0}", mark),
                           .timeout = milliseconds(100)});
     program.ask(1, json::object());
-    EXPECT_EQ(all(program, 1).at(0).answer.at("error"), "no answer within 0.1 s");
+    EXPECT_EQ(all_answers(program, 1).at(0).answer.at("error"), "no answer within 0.1 s");
   }
   EXPECT_NE(std::system(fmt::format("pgrep -f '^sleep {}'", mark).c_str()), 0);
 }

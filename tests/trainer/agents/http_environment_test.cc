@@ -3,14 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
-#include <cstddef>
 #include <cstdint>
 #include <string>
-#include <utility>
-#include <vector>
 
 #include "distckpt/base/json.h"
 #include "tests/support/remote/stub_server.h"
+#include "tests/trainer/agents/program_answers.h"
 
 namespace ferry::trainer {
 namespace http_environment_test {
@@ -21,20 +19,12 @@ using support::stub_answer;
 using support::StubRequest;
 using support::StubServer;
 
-std::vector<AgentAnswer> all(AgentProgram& program, std::size_t count) {
-  std::vector<AgentAnswer> found;
-  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-  while (found.size() < count && std::chrono::steady_clock::now() < until)
-    for (auto& one : program.answers(milliseconds(50))) found.push_back(std::move(one));
-  return found;
-}
-
 // The answer to one question to a server that answers that.
 json answer_of(const StubServer::Answer& answer, milliseconds timeout = std::chrono::seconds(20)) {
   const StubServer server(answer);
   HttpEnvironment environment({.command = server.url(), .timeout = timeout});
   environment.ask(1, {{"method", "step"}});
-  const auto found = all(environment, 1);
+  const auto found = all_answers(environment, 1);
   return found.size() == 1 ? found.front().answer : json();
 }
 
@@ -43,7 +33,7 @@ TEST(HttpEnvironment, PostsAQuestionToTheUrlOfItsMethod) {
       [](const StubRequest&) { return stub_answer(200, R"({"observation": "o"})"); });
   HttpEnvironment environment({.command = server.url() + "/env//"});
   environment.ask(7, {{"method", "reset"}, {"seed", 3}});
-  const auto found = all(environment, 1);
+  const auto found = all_answers(environment, 1);
   ASSERT_EQ(found.size(), 1U);
   EXPECT_EQ(found[0].id, 7);
   EXPECT_EQ(found[0].answer, (json{{"observation", "o"}}));
@@ -60,7 +50,7 @@ TEST(HttpEnvironment, AnswersEachOfManyQuestions) {
       [](const StubRequest& request) { return stub_answer(200, request.body); });
   HttpEnvironment environment({.command = server.url()});
   for (std::int64_t id = 0; id < 20; ++id) environment.ask(id, {{"method", "step"}, {"n", id}});
-  const auto found = all(environment, 20);
+  const auto found = all_answers(environment, 20);
   ASSERT_EQ(found.size(), 20U);
   for (const auto& one : found) EXPECT_EQ(one.answer, (json{{"n", one.id}}));
   EXPECT_EQ(server.requests().size(), 20U);
@@ -77,7 +67,7 @@ TEST(HttpEnvironment, AsksABusyServerOnlyOnce) {
   const StubServer server([](const StubRequest&) { return stub_answer(503); });
   HttpEnvironment environment({.command = server.url()});
   environment.ask(1, {{"method", "step"}});
-  const auto found = all(environment, 1);
+  const auto found = all_answers(environment, 1);
   ASSERT_EQ(found.size(), 1U);
   EXPECT_TRUE(found[0].answer.contains("error")) << found[0].answer;
   EXPECT_EQ(server.requests().size(), 1U);
@@ -100,9 +90,9 @@ TEST(HttpEnvironment, GoesOnAfterAnError) {
       [&](const StubRequest&) { return asked++ == 0 ? stub_answer(500) : stub_answer(200, "{}"); });
   HttpEnvironment environment({.command = server.url()});
   environment.ask(1, {{"method", "step"}});
-  ASSERT_EQ(all(environment, 1).size(), 1U);
+  ASSERT_EQ(all_answers(environment, 1).size(), 1U);
   environment.ask(2, {{"method", "step"}});
-  const auto found = all(environment, 1);
+  const auto found = all_answers(environment, 1);
   ASSERT_EQ(found.size(), 1U);
   EXPECT_EQ(found[0].answer, json::object());
 }

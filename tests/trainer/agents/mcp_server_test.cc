@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tests/support/expect.h"
+#include "tests/trainer/agents/program_answers.h"
 
 namespace ferry::trainer {
 namespace mcp_server_test {
@@ -24,10 +25,8 @@ std::string server(const std::string& then, const std::string& revision = "2025-
 }
 
 AgentAnswer one(McpServer& program) {
-  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-  while (std::chrono::steady_clock::now() < until)
-    for (auto& answer : program.answers(milliseconds(50))) return answer;
-  return {.id = -1, .answer = {{"error", "nothing was answered within 20 s"}}};
+  const auto found = all_answers(program, 1);
+  return found.empty() ? AgentAnswer{.id = -1, .answer = {{"error", "nothing came"}}} : found[0];
 }
 
 // The answer to a call whose result is this.
