@@ -24,19 +24,13 @@ at::Tensor counts_of(const at::Tensor& ends) {
   return at::diff(ends.to(at::kLong), 1, -1, at::zeros({1}, ends.options().dtype(at::kLong)));
 }
 
-// The order that turns `rows` rows sorted by (source, expert), `counts` [sources, experts] of them,
-// into rows sorted by (expert, source).
-at::Tensor experts_first(const at::Tensor& counts, std::int64_t rows) {
-  const auto experts = at::arange(counts.size(1), counts.options().dtype(at::kInt));
+// Sorts `rows` rows, sorted by (source, expert), `counts` [sources, experts] of them, by (expert,
+// source).
+ExpertOrder experts_first(const at::Tensor& counts, std::int64_t rows) {
+  const auto experts = at::arange(counts.size(1), counts.options());
   const auto of_rows = at::repeat_interleave(experts.expand_as(counts).flatten(), counts.flatten(),
                                              0, rows);  // known, so that nobody asks the device
-  return at::argsort(of_rows, /*stable=*/true, 0, /*descending=*/false);
-}
-
-at::Tensor undo(const at::Tensor& order) {
-  auto back = at::empty_like(order);
-  back.index_put_({order}, at::arange(order.size(0), order.options()));
-  return back;
+  return expert_order(of_rows, {0, counts.size(1)});
 }
 
 // A stream of this thread's on `device`.
@@ -119,9 +113,7 @@ void TokenDispatcher::wait() {
   }
   arrived_ = sum(receive_);
   block_ = *std::ranges::max_element(blocks);
-  order_ = experts_first(arriving_, sum(blocks));
-  inverse_ = undo(order_);
-  ends_ = arriving_.sum(0).cumsum(0).to(at::kInt);
+  places_ = experts_first(arriving_, sum(blocks));
   if (etp_.size() == 1) return;
   // Blocks are padded to one length while they are gathered.
   std::vector<at::Tensor> rows;
@@ -138,14 +130,14 @@ at::Tensor TokenDispatcher::dispatch(const at::Tensor& rows) const {
     const auto padded = at::constant_pad_nd(arrived, {0, 0, 0, block_ - arrived_});
     arrived = gather_from_sequence_parallel_region(padded, etp_).index_select(0, unpadded_);
   }
-  return Permute::apply(arrived, order_, inverse_);
+  return Permute::apply(arrived, places_.order, places_.inverse);
 }
 
 at::Tensor TokenDispatcher::combine(const at::Tensor& results) const {
   auto rows = results;
   if (etp_.size() > 1 && bitwise_)
     rows = gather_from_tensor_model_parallel_region(rows, etp_, /*replicated=*/false);
-  rows = Permute::apply(rows, inverse_, order_);
+  rows = Permute::apply(rows, places_.inverse, places_.order);
   if (etp_.size() > 1) {
     const auto padded = at::zeros({etp_.size() * block_, rows.size(1)}, rows.options())
                             .index_copy(0, unpadded_, rows);

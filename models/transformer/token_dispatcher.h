@@ -9,6 +9,7 @@
 #include <optional>
 #include <vector>
 
+#include "models/kernels/experts/experts.h"
 #include "models/transformer/layer_context.h"
 
 namespace ferry::models {
@@ -31,7 +32,7 @@ class TokenDispatcher {
   at::Tensor combine(const at::Tensor& results) const;
 
   // The end of the rows of each of this rank's experts, int32.
-  const at::Tensor& ends() const { return ends_; }
+  const at::Tensor& ends() const { return places_.ends; }
 
  private:
   void exchange(const at::Tensor& ends);
@@ -46,7 +47,8 @@ class TokenDispatcher {
   std::vector<std::int64_t> send_, receive_;  // rows to and from each rank of ep_
   std::int64_t arrived_ = 0;
   std::int64_t block_ = 0;  // rows of the etp rank that has the most
-  at::Tensor order_, inverse_, unpadded_, ends_;
+  ExpertOrder places_;      // of the rows that have arrived
+  at::Tensor unpadded_;
 };
 
 }  // namespace ferry::models
