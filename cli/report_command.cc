@@ -87,9 +87,23 @@ void draw_curve(const ReportFlags& flags) {
   if (!flags.quiet) fmt::print("picture  {}\n", flags.svg.string());
 }
 
+// The curves of several runs.
+void write_comparison(const ReportFlags& flags) {
+  require(!flags.output.empty(), ErrorKind::kUsage,
+          "{} runs: expected --output, the page to write, or --curve", flags.runs.size());
+  require(!flags.step && flags.samples.empty() && !flags.json, ErrorKind::kUsage,
+          "{} runs: --step, --samples and --json are of one", flags.runs.size());
+  const OutputFile page(flags.output, kPageMark, flags.overwrite);
+  std::vector<RunReport> runs;
+  for (const auto& run : flags.runs) {
+    auto& report = runs.emplace_back(RunReport{.log = trainer::read_run(run)});
+    report.summaries = trainer::summarize(report.log.metrics);
+  }
+  page.write(compare_html(runs, names_of(flags.runs)));
+  if (!flags.quiet) fmt::print("page     {}\n", flags.output.string());
+}
+
 void write_page(const ReportFlags& flags) {
-  require(flags.runs.size() == 1, ErrorKind::kUsage,
-          "{} runs, but a page is of one: expected --curve", flags.runs.size());
   RunReport report{.log = trainer::read_run(flags.runs.front())};
   report.summaries = trainer::summarize(report.log.metrics);
   report.spans = trainer::read_step_spans(report.log, flags.step);
@@ -132,11 +146,11 @@ void add_report(CLI::App& app) {
       "Draw the curves, samples, costs and the timeline of a training run as one HTML page");
   command
       ->add_option("RUN", flags->runs,
-                   "The folder of a run, or its metrics.jsonl; several with --curve")
+                   "The folder of a run, or its metrics.jsonl; several are compared")
       ->required();
   command
       ->add_option("-o,--output", flags->output,
-                   "The file to write. Default: report.html beside the metrics")
+                   "The file to write. Default: report.html beside the metrics of one run")
       ->check(not_empty());
   command->add_option("--step", flags->step,
                       "The step whose timeline is drawn, and whose samples are among those shown. "
@@ -165,10 +179,12 @@ void add_report(CLI::App& app) {
   command->add_flag("-q,--quiet", flags->quiet, "No report on stdout unless --json asks for it");
   command->footer("Exit status: 0 written, 2 trouble.");
   command->callback([flags] {
-    if (flags->curve.empty())
-      write_page(*flags);
-    else
+    if (!flags->curve.empty())
       draw_curve(*flags);
+    else if (flags->runs.size() > 1)
+      write_comparison(*flags);
+    else
+      write_page(*flags);
   });
 }
 

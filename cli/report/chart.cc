@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 #include <optional>
+#include <string_view>
 
 #include "cli/report/html.h"
 #include "distckpt/base/integers.h"
@@ -76,7 +77,7 @@ std::vector<Point> smoothed(const std::vector<Point>& points) {
 class Scales {
  public:
   Scales(const ChartOptions& options, const std::vector<Series>& series)
-      : logarithmic_(options.logarithmic) {
+      : logarithmic_(options.logarithmic), whole_(options.axis == "step") {
     for (const auto& one : series) {
       for (std::size_t i = 0; i < one.values.size(); ++i) {
         if (!std::isfinite(one.values[i])) continue;
@@ -115,7 +116,7 @@ class Scales {
   }
   std::vector<double> step_ticks() const {
     auto ticks = round_ticks(first_, last_, 6);
-    std::erase_if(ticks, [](double tick) { return tick != std::floor(tick); });
+    if (whole_) std::erase_if(ticks, [](double tick) { return tick != std::floor(tick); });
     return ticks;
   }
   std::vector<double> value_ticks() const {
@@ -134,6 +135,7 @@ class Scales {
 
  private:
   bool logarithmic_;
+  bool whole_;                        // places on the axis
   std::optional<double> constant_{};  // all there is to mark
   double first_ = std::numeric_limits<double>::infinity();
   double last_ = -std::numeric_limits<double>::infinity();
@@ -212,13 +214,16 @@ std::string columns(const std::vector<Series>& series,
   const auto every = distckpt::ceil_div(steps.size(), kMostColumns);
   std::string svg;
   for (std::size_t i = 0; i < steps.size(); i += every) {
-    std::string text = fmt::format("{} {}", options.axis, steps[i]);
+    auto text = options.axis == "step" ? fmt::format("step {}", steps[i])
+                                       : fmt::format("{} {:.4g}", options.axis, steps[i]);
     for (const auto& one : series) {
-      const auto found = std::ranges::lower_bound(one.steps, steps[i]);
-      if (found == one.steps.end() || *found != steps[i]) continue;
-      text += fmt::format("\n{}{:.6g} {}", series.size() > 1 ? one.name + ": " : "",
-                          one.values[static_cast<std::size_t>(found - one.steps.begin())],
-                          options.unit);
+      const auto next = std::ranges::upper_bound(one.steps, steps[i]);
+      if (next == one.steps.begin()) continue;
+      const auto found = next - 1;
+      if (*found != steps[i] && !options.compares) continue;
+      text += fmt::format(
+          "\n{}{:.6g} {}", series.size() > 1 || options.compares ? one.name + ": " : "",
+          one.values[static_cast<std::size_t>(found - one.steps.begin())], options.unit);
     }
     const auto x = scales.x(steps[i]);
     const auto begin = i == 0 ? kChartLeft : (x + scales.x(steps[i - every])) / 2;
@@ -245,6 +250,25 @@ std::string last_value(const Series& series, const std::string& unit) {
                                  [](double value) { return std::isfinite(value); });
   if (last == series.values.rend()) return {};
   return short_number(*last) + (unit.empty() ? "" : " " + unit);
+}
+
+std::string colour_of(const Series& series, std::size_t index) {
+  return series.colour.empty() ? colour_class(index) : series.colour;
+}
+
+// One picture of a figure.
+std::string picture(const ChartOptions& options,
+                    const std::vector<Series>& drawn,
+                    const Scales& scales,
+                    std::string_view classes) {
+  auto svg = fmt::format(
+      "<svg{} viewBox=\"0 0 {} {}\" role=\"img\" aria-label=\"{} over the {}s\">\n"
+      "<text class=\"layer\" x=\"{}\" y=\"{}\">{}</text>\n{}",
+      classes, kChartWidth, kChartHeight, escape_xml(options.title), options.axis, kChartLeft - 8,
+      kChartHeight - 7, options.axis, axes(scales));
+  for (std::size_t i = 0; i < drawn.size(); ++i)
+    svg += curve(drawn[i], options, scales, colour_of(drawn[i], i));
+  return svg + columns(drawn, options, scales) + "</svg>\n";
 }
 
 }  // namespace
@@ -286,27 +310,28 @@ std::string colour_class(std::size_t index) {
   return fmt::format("c{}", index % 12);
 }
 
-std::string line_chart(const ChartOptions& options, const std::vector<Series>& series) {
+std::string line_chart(const ChartOptions& options,
+                       const std::vector<Series>& series,
+                       const OtherAxis& other) {
   const auto drawn = with_values(series);
   const Scales scales(options, drawn);
   if (scales.empty()) return {};
   auto html =
       fmt::format("<figure class=\"chart\">\n<figcaption><b>{}</b>", escape_xml(options.title));
   for (std::size_t i = 0; i < drawn.size(); ++i) {
-    const auto name = drawn.size() > 1 ? escape_xml(drawn[i].name) + " " : "";
-    html += fmt::format("<span><i class=\"{}\"></i>{}{}</span>", colour_class(i), name,
+    const bool is_named = drawn.size() > 1 || options.compares;
+    const auto name = is_named ? escape_xml(drawn[i].name) + " " : "";
+    html += fmt::format("<span><i class=\"{}\"></i>{}{}</span>", colour_of(drawn[i], i), name,
                         escape_xml(last_value(drawn[i], options.unit)));
   }
-  html += fmt::format(
-      "</figcaption>\n<svg viewBox=\"0 0 {} {}\" role=\"img\" aria-label=\"{} over the "
-      "{}s\">\n{}",
-      kChartWidth, kChartHeight, escape_xml(options.title), options.axis,
-      fmt::format("<text class=\"layer\" x=\"{}\" y=\"{}\">{}</text>\n", kChartLeft - 8,
-                  kChartHeight - 7, options.axis) +
-          axes(scales));
-  for (std::size_t i = 0; i < drawn.size(); ++i)
-    html += curve(drawn[i], options, scales, colour_class(i));
-  return html + columns(drawn, options, scales) + "</svg>\n</figure>\n";
+  html += "</figcaption>\n";
+  if (other.axis.empty()) return html + picture(options, drawn, scales, "") + "</figure>\n";
+  html += picture(options, drawn, scales, " class=\"over-steps\"");
+  auto timed = options;
+  timed.axis = other.axis;
+  const auto drawn_over = with_values(other.series);
+  return html + picture(timed, drawn_over, {timed, drawn_over}, " class=\"over-time\"") +
+         "</figure>\n";
 }
 
 std::string chart_file(const ChartOptions& options, const std::vector<Series>& series) {

@@ -11,6 +11,7 @@ struct Series {
   std::string name{};            // in the legend, where there are several
   std::vector<double> steps{};   // ascending places on the axis
   std::vector<double> values{};  // one a step; what is not finite is a gap
+  std::string colour{};          // colour_class(); "": by its place among those that are drawn
 };
 
 struct ChartOptions {
@@ -20,10 +21,20 @@ struct ChartOptions {
   bool logarithmic = false;  // of positive values only
   bool smooth = false;  // besides the values of a noisy curve, the mean of each one's neighbours
   bool from_zero = false;
+  bool compares = false;  // runs: each is named, and tells its last value where it has none
 };
 
-// A figure with title, last value and axes; "" where there is nothing to draw.
-std::string line_chart(const ChartOptions& options, const std::vector<Series>& series);
+// The same curves over another axis.
+struct OtherAxis {
+  std::string axis{};  // "minute"
+  std::vector<Series> series{};
+};
+
+// A figure with title, last value and axes; "" where there is nothing to draw. With another axis it
+// has two pictures, of the classes over-steps and over-time, of which the page shows one.
+std::string line_chart(const ChartOptions& options,
+                       const std::vector<Series>& series,
+                       const OtherAxis& other = {});
 
 // The same as a picture of its own, an SVG file with the names of the axes and a legend; "" where
 // there is nothing to draw.

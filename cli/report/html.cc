@@ -50,6 +50,12 @@ p, ul { margin: 6px 0; max-width: 900px; }
 .picker label { display: inline-block; padding: 4px 14px; border: 1px solid var(--line); border-radius: 6px; margin-right: 6px; cursor: pointer; }
 #pick-share:checked ~ [for=pick-share], #pick-relative:checked ~ [for=pick-relative] { background: var(--ink); color: var(--page); border-color: var(--ink); }
 .picker input:focus-visible ~ label { outline: 2px solid var(--accent); outline-offset: 1px; }
+.axis-switch { position: fixed; top: 0; opacity: 0; pointer-events: none; }
+.axes { display: flex; gap: 6px; align-items: center; margin: 0 0 10px; font-size: 13px; color: var(--dim); }
+.axes label { padding: 2px 11px; border: 1px solid var(--line); border-radius: 6px; color: var(--ink); cursor: pointer; }
+#axis-steps:checked ~ .axes [for=axis-steps], #axis-time:checked ~ .axes [for=axis-time] { background: var(--ink); color: var(--page); border-color: var(--ink); }
+.axis-switch:focus-visible ~ .axes label { outline: 2px solid var(--accent); outline-offset: 1px; }
+#axis-steps:checked ~ .charts .over-time, #axis-time:checked ~ .charts .over-steps { display: none; }
 .picker .panel { display: none; overflow-x: auto; }
 #pick-share:checked ~ #share, #pick-relative:checked ~ #relative { display: block; }
 .legend { display: flex; flex-wrap: wrap; gap: 4px 14px; margin: 14px 0 4px; max-width: none; font-size: 13px; color: var(--dim); }

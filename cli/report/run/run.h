@@ -1,5 +1,5 @@
 // The report of a training run: one HTML page of curves, samples, costs and the timeline of a step;
-// and as JSON.
+// and as JSON. Several runs have a page of their curves.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -19,6 +19,8 @@ struct RunReport {
 };
 
 std::string run_html(const RunReport& report);  // also well-formed XML
+// The curves of several runs over each other, and their last values.
+std::string compare_html(const std::vector<RunReport>& runs, const std::vector<std::string>& names);
 std::string run_text(const RunReport& report);
 nlohmann::ordered_json run_json(const RunReport& report);
 

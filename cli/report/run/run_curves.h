@@ -22,8 +22,17 @@ const std::vector<Panel>& panels();  // what one looks at first, in this order
 struct RunCurves {
   std::string main{};   // what one looks at first
   std::string other{};  // every other metric, but for times of parts
+  std::string axis{};   // "minute": all charts also are over the wall clock; "": only over steps
 };
 RunCurves run_curves(const RunReport& report);
+// One chart of each metric that a run has, with a curve of each run; by names of the runs.
+RunCurves compared_curves(const std::vector<RunReport>& runs,
+                          const std::vector<std::string>& names);
+
+// Lets who opens the page choose the axis of its charts: the first goes before all of them, the
+// second over them. "" where there is one axis.
+std::string axis_switch(const RunCurves& curves);
+std::string axis_labels(const RunCurves& curves);
 
 // Over the steps, or the seconds since the first line of the history.
 Series series_of(const trainer::MetricHistory& history,

@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
 
 #include "cli/report/chart.h"
 #include "cli/report/html.h"
@@ -104,9 +105,13 @@ std::string timeline(const RunReport& report) {
       report.spans.front().step, svg);
 }
 
-std::string charts(std::string_view title, std::string_view classes, const std::string& figures) {
+std::string charts(std::string_view title,
+                   std::string_view classes,
+                   const std::string& figures,
+                   const RunCurves& curves) {
   if (figures.empty()) return {};
-  return fmt::format("<h2>{}</h2>\n<div class=\"{}\">\n{}</div>\n", title, classes, figures);
+  return fmt::format("<h2>{}</h2>\n{}<div class=\"{}\">\n{}</div>\n", title, axis_labels(curves),
+                     classes, figures);
 }
 
 std::string numbers(const RunReport& report) {
@@ -127,6 +132,43 @@ std::string numbers(const RunReport& report) {
   return html + "</tbody></table></div>\n";
 }
 
+// The runs, in the colours of their curves.
+std::string runs_table(const std::vector<RunReport>& runs, const std::vector<std::string>& names) {
+  std::string html =
+      "<table class=\"sides\">\n<tr><th>run</th><th>steps</th><th>from the first to the "
+      "last</th><th>metrics</th></tr>\n";
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    const auto& steps = runs[i].log.metrics.steps;
+    const auto seconds = steps.empty() ? 0.0 : steps.back().time - steps.front().time;
+    html += fmt::format(
+        "<tr><td><i class=\"block {}\"></i> {}</td><td>{}</td><td>{}</td><td><code>{}</code></td>"
+        "</tr>\n",
+        colour_class(i), escape_xml(names[i]), format_count(steps.empty() ? 0 : steps.back().step),
+        seconds > 0 ? format_seconds(seconds) : "", escape_xml(runs[i].log.metrics_path.string()));
+  }
+  return html + "</table>\n";
+}
+
+std::string last_values(const std::vector<RunReport>& runs, const std::vector<std::string>& names) {
+  std::string html =
+      "<h2>Last values</h2>\n<div class=\"scroll\"><table class=\"numbers "
+      "metrics\">\n<thead><tr><th>metric</th>";
+  for (const auto& name : names) html += fmt::format("<th>{}</th>", escape_xml(name));
+  html += "</tr></thead>\n<tbody>\n";
+  std::set<std::string> metrics;
+  for (const auto& run : runs)
+    for (const auto& one : run.summaries) metrics.insert(one.name);
+  for (const auto& metric : metrics) {
+    html += fmt::format("<tr><td><code>{}</code></td>", escape_xml(metric));
+    for (const auto& run : runs) {
+      const auto* const summary = find_summary(run, metric);
+      html += summary == nullptr ? "<td></td>" : fmt::format("<td>{:.6g}</td>", summary->last);
+    }
+    html += "</tr>\n";
+  }
+  return html + "</tbody></table></div>\n";
+}
+
 std::string configuration(const RunReport& report) {
   if (report.log.config.empty()) return {};
   return fmt::format(
@@ -138,12 +180,24 @@ std::string configuration(const RunReport& report) {
 
 std::string run_html(const RunReport& report) {
   const auto curves = run_curves(report);
-  auto html = header(report) + notes(report) + charts("Curves", "charts", curves.main);
+  auto html = axis_switch(curves) + header(report) + notes(report) +
+              charts("Curves", "charts", curves.main, curves);
   for (const auto& set : report.samples)
     html += sample_browser("Samples: " + set.folder.filename().string(), set);
-  html += parts(report) + timeline(report) + charts("Other metrics", "charts small", curves.other) +
-          numbers(report) + configuration(report);
+  html += parts(report) + timeline(report) +
+          charts("Other metrics", "charts small", curves.other, curves) + numbers(report) +
+          configuration(report);
   return html_page(fmt::format("{}: a training run", report.log.metrics_path.string()), html);
+}
+
+std::string compare_html(const std::vector<RunReport>& runs,
+                         const std::vector<std::string>& names) {
+  const auto curves = compared_curves(runs, names);
+  auto html = axis_switch(curves) + fmt::format("<h1>{} training runs</h1>\n", runs.size()) +
+              runs_table(runs, names) + charts("Curves", "charts", curves.main, curves) +
+              charts("Other metrics", "charts small", curves.other, curves) +
+              last_values(runs, names);
+  return html_page(fmt::format("{} training runs", runs.size()), html);
 }
 
 }  // namespace ferry::cli

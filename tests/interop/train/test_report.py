@@ -52,6 +52,11 @@ def titles(page):
     return [texts(caption.find("{http://www.w3.org/1999/xhtml}b")) for caption in every(page, "figcaption")]
 
 
+def pointers(figure, of_class="over-steps"):
+    (svg,) = every(figure, "svg", of_class)
+    return [texts(title) for title in every(svg, "title")]
+
+
 def test_curves_hold_every_value(work):
     losses = {step: 2 + math.sin(step) for step in range(1, 31)}
     run = write_run(work / "run", [(step, {"train/loss": loss, "train/lr": 1e-5, "other/thing": -step} | ({"val/loss": 2.5} if step == 30 else {}))
@@ -60,13 +65,13 @@ def test_curves_hold_every_value(work):
     assert "steps    30, 4 metrics" in done.stdout and f"page     {run}/report.html" in done.stdout
     page = page_of(run)
     assert titles(page) == ["Loss", "Learning rate", "other/thing"]
-    columns = [texts(title) for title in every(every(page, "figure")[0], "title")]
+    columns = pointers(every(page, "figure")[0])
     assert len(columns) == 30
     for step, loss in losses.items():
         assert f"step {step} training: {loss:.6g}" in columns[step - 1]
     assert "validation: 2.5" in columns[29]
     # The curve itself: higher losses lie higher, by the same scale.
-    dots = [float(dot.get("cy")) for dot in every(every(page, "figure")[0], "circle", "c0")]
+    dots = [float(dot.get("cy")) for dot in every(every(page, "svg", "over-steps")[0], "circle", "c0")]
     spread = (max(dots) - min(dots)) / (max(losses.values()) - min(losses.values()))
     for dot, loss in zip(dots, losses.values(), strict=True):
         assert abs((dot - min(dots)) - (max(losses.values()) - loss) * spread) < 0.2
@@ -173,7 +178,7 @@ def test_the_curves_of_reinforcement_learning(work):
     assert titles(page) == ["Validation: a/b/acc", "Validation: c/reward mean@1", "Score", "KL divergence", "Share of tokens clipped", "Entropy",
                             "Response length", "Share of answers cut off at the limit", "critic/advantages", "critic/returns", "critic/rewards",
                             "Validation: a/b/reward mean@4"]
-    points = [texts(title) for title in every(every(page, "figure")[0], "title")]
+    points = pointers(every(page, "figure")[0])
     assert points == [f"step {step} mean@4: {step / 20:g} best@4: 1 worst@4: 0" for step in (5, 10, 15, 20)]
     assert "1mean@4 of a/b/acc, 0.25 at first" in [texts(tile) for tile in every(page, "div", "tile")]
 
@@ -314,6 +319,51 @@ def test_a_curve_over_seconds_has_each_run_begin_at_its_first_metrics(work):
     assert "says of no step when it was" in said
 
 
+def test_a_page_has_its_curves_over_the_wall_clock(work):
+    """Steps of unlike length; validation at some of them."""
+    run, times = work / "run", [0, 40, 60, 400, 420]
+    run.mkdir()
+    (run / "metrics.jsonl").write_text("".join(json.dumps({"step": step, "time": 1.7e9 + time, "data": {"train/loss": step} | ({"val/loss": 9} if step == 3 else {})})
+                                               + "\n" for step, time in enumerate(times)))
+    run_ok("report", run)
+    page = page_of(run)
+    assert [(one.get("id"), one.get("checked")) for one in every(page, "input")] == [("axis-steps", "checked"), ("axis-time", None)]
+    assert texts(every(page, "p", "axes")[0]) == "over stepsminutes"
+    (figure,) = every(page, "figure")
+    assert pointers(figure, "over-time") == ["minute 0 training: 0", "minute 0.6667 training: 1", "minute 1 training: 2", "minute 6.667 training: 3 validation: 9",
+                                             "minute 7 training: 4"]
+    places = {name: [float(dot.get("cx")) for dot in every(every(figure, "svg", name)[0], "circle", "c0")] for name in ("over-steps", "over-time")}
+    for name, expected in (("over-steps", [0, .25, .5, .75, 1]), ("over-time", [time / 420 for time in times])):
+        first, *_, last = places[name]
+        assert [(place - first) / (last - first) for place in places[name]] == pytest.approx(expected, abs=2e-3)
+    # A log without times, and one whose clock went back, have no such axis.
+    for lines in ([{"step": 1, "data": {"x": 1}}, {"step": 2, "data": {"x": 2}}], [{"step": 1, "time": 9, "data": {"x": 1}}, {"step": 2, "time": 8, "data": {"x": 2}}]):
+        (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        run_ok("report", run)
+        assert not every(page_of(run), "input") and not every(page_of(run), "svg", "over-time") and len(every(page_of(run), "figure")) == 1
+
+
+def test_several_runs_are_compared_on_one_page(work):
+    for name, pace, more in (("sync", 20, {"val-core/a/acc/mean@1": .5}), ("async", 10, {"perf/trainer/idle_ratio": 0.25})):
+        write_run(work / name, [(step, {"critic/score/mean": step / (8 if name == "sync" else 16)} | (more if step % 2 == 0 else {})) for step in range(5)])
+        lines = [json.loads(line) | {"time": 1e9 + pace * step} for step, line in enumerate((work / name / "metrics.jsonl").read_text().splitlines())]
+        (work / name / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert "expected --output" in run_ok("report", work / "sync", work / "async", code=2).stderr
+    assert "are of one" in run_ok("report", work / "sync", work / "async", "--json", "-o", work / "report.html", code=2).stderr
+    run_ok("report", work / "sync", work / "async", "--output", work / "report.html")
+    page = page_of(work)
+    assert titles(page) == ["Validation: a/acc mean@1", "Score: mean", "perf/trainer/idle_ratio"]
+    validation, score, idle = every(page, "figure")
+    assert pointers(score) == [f"step {step} sync: {step / 8:g} async: {step / 16:g}" for step in range(5)]
+    # Over time each keeps its value until its next step; the one of half the pace has less time.
+    assert pointers(score, "over-time") == ["second 0 sync: 0 async: 0", "second 20 sync: 0.125 async: 0.125", "second 40 sync: 0.25 async: 0.25",
+                                            "second 60 sync: 0.375 async: 0.25", "second 80 sync: 0.5 async: 0.25"]
+    # A run has its colour also where it is alone.
+    assert texts(every(idle, "figcaption")[0]).endswith("async 0.25") and every(idle, "circle", "c1") and not every(idle, "circle", "c0")
+    cells = {texts(row[0]): [texts(cell) for cell in row[1:]] for row in map(list, every(every(page, "table", "numbers")[0], "tr"))}
+    assert cells == {"metric": ["sync", "async"], "critic/score/mean": ["0.5", "0.25"], "perf/trainer/idle_ratio": ["", "0.25"], "val-core/a/acc/mean@1": ["0.5", ""]}
+
+
 @pytest.mark.parametrize("content", [b"\0\xff" * 300, b'{"a": 1}\n', b"not JSON\nnor this\n"], ids=["bytes", "another object", "text"])
 def test_a_file_without_metrics_is_an_error(content, work):
     (work / "metrics.jsonl").write_bytes(content)
@@ -332,7 +382,6 @@ def test_a_curve_that_a_run_lacks_is_an_error(work):
     run, other = write_run(work / "a/run", [(1, {"x": 1})]), write_run(work / "run", [(1, {"y": 1, "x": None})])
     done = run_ok("report", run, other, "--curve", "x", "--svg", work / "out.svg", code=2)
     assert f"{other}/metrics.jsonl: has no value of x" in done.stderr and not (work / "out.svg").exists()
-    assert "--curve" in run_ok("report", run, other, code=2).stderr
     assert "--svg" in run_ok("report", run, "--curve", "x", code=2).stderr
     # Folders of one name are told apart by their paths.
     write_run(other, [(1, {"x": 2})])
