@@ -199,15 +199,18 @@ void LLMEngine::check(const std::vector<std::int64_t>& prompt, const SamplingPar
   const auto tokens = static_cast<std::int64_t>(prompt.size());
   const auto vocab = model_.config().vocab_size;
   require(tokens > 0, ErrorKind::kUsage, "the prompt is empty");
-  require(tokens < options_.max_model_len, ErrorKind::kUsage,
+  // The last token's keys are never computed: one may be drawn behind the last place.
+  require(tokens < options_.max_model_len ||
+              (tokens == options_.max_model_len && params.max_tokens == 1),
+          ErrorKind::kUsage,
           "the prompt has {} tokens: with one more it is longer than max_model_len, {}", tokens,
           options_.max_model_len);
   for (std::size_t i = 0; i < prompt.size(); ++i) {
     require(prompt[i] >= 0 && prompt[i] < vocab, ErrorKind::kUsage,
             "token {} of the prompt is {}: the vocabulary has {}", i, prompt[i], vocab);
   }
-  // The last token's keys are never computed.
-  const auto most = std::min(tokens + params.max_tokens, options_.max_model_len) - 1;
+  const auto most =
+      std::max(tokens, std::min(tokens + params.max_tokens, options_.max_model_len) - 1);
   const auto& windows = blocks_.windows();
   require(most_blocks(windows, most, options_.max_num_batched_tokens, blocks_.block_size()) <=
               blocks_.num_blocks(),

@@ -173,7 +173,8 @@ void check_params(const GenerationRequest& request) {
   }
 }
 
-// `max_tokens` that is not given is all that there is room for.
+// `max_tokens` that is not given is all that there is room for. A token that is drawn and not
+// returned needs none: its keys are never computed.
 void check_length(GenerationRequest& request,
                   std::optional<std::int64_t> max_tokens,
                   const char* param,
@@ -186,11 +187,11 @@ void check_length(GenerationRequest& request,
         throw ApiError(400, fmt::format("prompt: {} is no token of the model", id), "prompt");
     longest = std::max(longest, static_cast<std::int64_t>(prompt.size()));
   }
-  const auto room = model.max_model_len - longest;
+  const auto room = model.max_model_len - longest + (request.draws_nothing ? 1 : 0);
   if (room < 1 || max_tokens.value_or(1) > room) {
-    const auto message =
-        fmt::format("the model takes {} tokens, and the prompt has {}{}", model.max_model_len,
-                    longest, max_tokens ? fmt::format(", {} {}", param, *max_tokens) : "");
+    const auto message = fmt::format(
+        "the model takes {} tokens, and the prompt has {}{}", model.max_model_len, longest,
+        max_tokens && !request.draws_nothing ? fmt::format(", {} {}", param, *max_tokens) : "");
     throw ApiError(400, message, room < 1 ? "prompt" : param, "context_length_exceeded");
   }
   request.params.max_tokens = max_tokens.value_or(room);

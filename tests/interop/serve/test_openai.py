@@ -124,6 +124,20 @@ def test_an_echo_has_log_probs_of_the_prompt_and_the_answer(client, talker, toke
     assert scored.text_offset[0] == 0 and scored.text_offset == sorted(scored.text_offset)
 
 
+def test_a_prompt_that_fills_the_model_is_scored(client, talker):
+    """4096 tokens, the last of the model's positions among them, also in company and where the cache has some of them."""
+    model, prompts = load(talker), [prompt_of(4096, 7), prompt_of(9, 8)]
+    for prompt in (prompts[0], prompts):
+        choices = client.completions.create(model=NAME, prompt=prompt, echo=True, max_tokens=0, logprobs=0, extra_body={"return_token_ids": True}).choices
+        for ids, choice in zip(prompts, choices):
+            assert (choice.token_ids, choice.finish_reason, len(choice.logprobs.token_logprobs)) == ([], "length", len(ids))
+            assert torch.equal(torch.tensor(choice.logprobs.token_logprobs[1:]), chosen(forward_log_probs(model, ids[:1], ids[1:]), ids[1:]))
+    for fields in ({"prompt": [7] * 4097, "echo": True, "max_tokens": 0}, {"prompt": prompts[0], "echo": True, "max_tokens": 1}):
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.completions.create(model=NAME, **fields)
+        assert caught.value.code == "context_length_exceeded"
+
+
 def test_a_stream_has_the_parts_of_the_whole(client):
     fields = {"model": NAME, "prompt": PROMPT, "max_tokens": 60, "seed": 2, "n": 2, "logprobs": 1, "extra_body": {"return_token_ids": True}}
     whole = client.completions.create(**fields)
