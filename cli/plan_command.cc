@@ -11,14 +11,15 @@
 #include <vector>
 
 #include "cli/commands.h"
+#include "cli/plan_meshes.h"
 #include "cli/report/json.h"
-#include "cli/report/plan.h"
 #include "converter/bridge/load.h"
 #include "converter/families/hf_config.h"
 #include "converter/open/checkpoint.h"
 #include "distckpt/base/error.h"
 #include "distckpt/storage/file_io.h"
 #include "trainer/config/config_value.h"
+#include "trainer/config/ppo_rules.h"
 #include "trainer/plan/auto_settings.h"
 
 namespace ferry::cli {
@@ -35,6 +36,7 @@ struct PlanFlags {
   std::string host_memory{};
   int ranks_per_host = 8;
   int ranks = 0;
+  std::size_t meshes = 0;
   bool json = false;
 };
 
@@ -86,20 +88,90 @@ std::vector<trainer::HostShare> hosts_of(const PlanFlags& flags, int ranks) {
 }
 
 template <typename Config, typename Models>
-void plan(const PlanFlags& flags,
-          const Config& config,
-          const Models& models,
-          trainer::DeviceKind kind,
-          int ranks) {
+PlannedRun planned(const PlanFlags& flags,
+                   const Config& config,
+                   const Models& models,
+                   trainer::DeviceKind kind,
+                   int mesh_size) {
+  const int ranks = flags.ranks > 0 ? flags.ranks : mesh_size;
   const auto device = device_of(flags, kind);
   const auto hosts = hosts_of(flags, ranks);
   const auto chosen = trainer::choose_settings(config, models, ranks, device, hosts);
-  const auto setup = trainer::setup_of(chosen.config, models, ranks, device);
-  auto plan = trainer::plan_run(setup);
-  std::ranges::move(trainer::host_misfits(plan, hosts), std::back_inserter(plan.misfits));
-  if (auto misfit = trainer::replica_misfit(setup, plan))
-    plan.misfits.push_back(std::move(*misfit));
-  const PlanChoice choice{.settings = chosen.settings, .offload = chosen.offload};
+  PlannedRun run{.setup = trainer::setup_of(chosen.config, models, ranks, device),
+                 .choice = {.settings = chosen.settings, .offload = chosen.offload}};
+  run.plan = trainer::plan_run(run.setup);
+  std::ranges::move(trainer::host_misfits(run.plan, hosts), std::back_inserter(run.plan.misfits));
+  if (auto misfit = trainer::replica_misfit(run.setup, run.plan))
+    run.plan.misfits.push_back(std::move(*misfit));
+  return run;
+}
+
+// The run with these settings on top of its own.
+PlannedRun planned(const PlanFlags& flags, const std::vector<std::string>& settings) {
+  auto overrides = flags.overrides;
+  overrides.insert(overrides.end(), settings.begin(), settings.end());
+  const auto algorithm = algorithm_of(flags);
+  if (algorithm == "sft") {
+    const auto config = trainer::load_sft_config(flags.config, overrides);
+    return planned(flags, config, model_of(config.model), config.trainer.device,
+                   config.engine.parallel.world_size());
+  }
+  const auto config = trainer::load_ppo_config(algorithm, flags.config, overrides);
+  trainer::ModelsOfRun models{.actor = model_of(config.model)};
+  models.critic = config.critic.model.path.empty() ? models.actor : model_of(config.critic.model);
+  models.critic = converter::with_value_head(models.critic);
+  if (config.reward.enable) models.reward = model_of(config.reward.model);
+  return planned(flags, config, models, config.trainer.run.device,
+                 config.actor.megatron.parallel.world_size());
+}
+
+// The meshes that a run of so many ranks may have.
+MeshSpace mesh_space(const PlanFlags& flags) {
+  MeshSpace space{.ranks = flags.ranks, .ranks_per_host = flags.ranks_per_host};
+  const auto take = [&](const trainer::ModelConfig& config, trainer::DeviceKind kind) {
+    require(kind == trainer::DeviceKind::kCuda, ErrorKind::kUsage,
+            "--meshes: the seconds of a run on the host are not planned: trainer.device=cuda");
+    const auto model = model_of(config);
+    space.layers = model.num_layers;
+    space.experts = model.num_moe_experts;
+  };
+  const auto algorithm = algorithm_of(flags);
+  if (algorithm == "sft") {
+    const auto config = trainer::load_sft_config(flags.config, flags.overrides);
+    take(config.model, config.trainer.device);
+    space.engine = trainer::memory_settings(config).engine;
+  } else {
+    const auto config = trainer::load_ppo_config(algorithm, flags.config, flags.overrides);
+    take(config.model, config.trainer.run.device);
+    space.engine = trainer::memory_settings(config, trainer::Role::kActor).engine;
+    space.rollout = trainer::kRolloutSection;
+  }
+  for (const auto& override : flags.overrides)
+    space.fixed.insert(override.substr(0, override.find('=')));
+  return space;
+}
+
+void compare_meshes(const PlanFlags& flags) {
+  require(flags.ranks > 0, ErrorKind::kUsage, "--meshes: --ranks says of how many ranks");
+  const auto meshes = plan_meshes(
+      mesh_space(flags),
+      [&](const std::vector<std::string>& settings) { return planned(flags, settings); },
+      flags.meshes);
+  if (flags.json)
+    fmt::print("{}\n", json_text(meshes_json(meshes)));
+  else
+    fmt::print("{}", meshes_text(meshes));
+  if (meshes.fit > 0) return;
+  fmt::print(stderr, "{}",
+             Error(ErrorKind::kDevice,
+                   fmt::format("none of {} meshes of {} ranks fits", meshes.planned, flags.ranks))
+                 .report());
+  throw CLI::RuntimeError(kTrouble);
+}
+
+void run(const PlanFlags& flags) {
+  if (flags.meshes > 0) return compare_meshes(flags);
+  const auto [setup, choice, plan] = planned(flags, std::vector<std::string>{});
   if (flags.json)
     fmt::print("{}\n", json_text(plan_json(setup, choice, plan)));
   else
@@ -110,22 +182,6 @@ void plan(const PlanFlags& flags,
                    fmt::format("{}", fmt::join(plan.misfits, "\n")))
                  .report());
   throw CLI::RuntimeError(kTrouble);
-}
-
-void run(const PlanFlags& flags) {
-  const auto algorithm = algorithm_of(flags);
-  if (algorithm == "sft") {
-    const auto config = trainer::load_sft_config(flags.config, flags.overrides);
-    return plan(flags, config, model_of(config.model), config.trainer.device,
-                flags.ranks > 0 ? flags.ranks : config.engine.parallel.world_size());
-  }
-  const auto config = trainer::load_ppo_config(algorithm, flags.config, flags.overrides);
-  trainer::ModelsOfRun models{.actor = model_of(config.model)};
-  models.critic = config.critic.model.path.empty() ? models.actor : model_of(config.critic.model);
-  models.critic = converter::with_value_head(models.critic);
-  if (config.reward.enable) models.reward = model_of(config.reward.model);
-  plan(flags, config, models, config.trainer.run.device,
-       flags.ranks > 0 ? flags.ranks : config.actor.megatron.parallel.world_size());
 }
 
 }  // namespace
@@ -158,6 +214,11 @@ void add_plan(CLI::App& app) {
   command->add_option("--ranks-per-host", flags->ranks_per_host, "Ranks that share a host's memory")
       ->check(CLI::Range(1, 1'000'000))
       ->capture_default_str();
+  command
+      ->add_option("--meshes", flags->meshes,
+                   "Instead plan meshes of --ranks, with sizes that are powers of two, and show so "
+                   "many of those that take the fewest seconds. Sizes given as KEY=VALUE stay")
+      ->check(CLI::Range(1, 1000));
   add_json(*command, flags->json);
   command->footer("Exit status: 0 it fits, 2 it does not, or trouble.");
   command->callback([flags] {

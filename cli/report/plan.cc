@@ -56,7 +56,42 @@ std::string mesh_text(const models::MeshShape& mesh) {
                      mesh.ep(), mesh.dp());
 }
 
+// The bytes of a rank in the phase that has the most of them.
+std::int64_t most_on_device(const RunPlan& plan) {
+  std::int64_t most = 0;
+  for (const auto& group : plan.ranks)
+    for (const auto& phase : group.phases) most = std::max(most, phase.bytes.on_device());
+  return most;
+}
+
 }  // namespace
+
+std::string meshes_text(const PlannedMeshes& meshes) {
+  auto text = fmt::format("meshes     {} planned, {} fit\n", meshes.planned, meshes.fit);
+  for (const auto& [settings, run] : meshes.best) {
+    text += fmt::format("\n{:<10} {}\n", trainer::name_of(run.setup.roles.front().role),
+                        mesh_text(run.setup.roles.front().mesh()));
+    if (run.setup.rollout)
+      text += fmt::format("rollout    {}\n", mesh_text(run.setup.rollout->mesh()));
+    text += fmt::format(
+        "step       {:.2f} s, {} tokens/s on each device, {} at most\n", run.plan.step_seconds(),
+        format_count(static_cast<std::int64_t>(tokens_per_second(run.setup, run.plan))),
+        trainer::in_words(most_on_device(run.plan)));
+    text += fmt::format("settings   {}\n", fmt::join(settings, " "));
+  }
+  return text;
+}
+
+ordered_json meshes_json(const PlannedMeshes& meshes) {
+  ordered_json best = ordered_json::array();
+  for (const auto& [settings, run] : meshes.best)
+    best.push_back({{"settings", settings},
+                    {"chosen", run.choice.settings},
+                    {"step_seconds", run.plan.step_seconds()},
+                    {"tokens_per_second_per_device", tokens_per_second(run.setup, run.plan)},
+                    {"most_on_device", most_on_device(run.plan)}});
+  return {{"planned", meshes.planned}, {"fit", meshes.fit}, {"meshes", std::move(best)}};
+}
 
 std::string plan_text(const RunSetup& setup, const PlanChoice& chosen, const RunPlan& plan) {
   std::string text = fmt::format(

@@ -214,6 +214,42 @@ TEST_F(Commands, PlanSaysWhetherARunFits) {
   EXPECT_TRUE(ferry(unknown).complains("--device abacus: is none of"));
 }
 
+TEST_F(Commands, PlanComparesMeshes) {
+  const std::vector<std::string> run{"plan",
+                                     "actor_rollout_ref.model.path=" + at("hf"),
+                                     "data.train_files=a.jsonl",
+                                     "trainer.device=cuda",
+                                     "--ranks",
+                                     "2",
+                                     "--meshes",
+                                     "3"};
+  auto as_json = run;
+  as_json.emplace_back("--json");
+  const auto found = ferry(as_json);
+  ASSERT_EQ(found.status, 0) << found.err;
+  const auto report = found.report();
+  ASSERT_FALSE(report["meshes"].empty());
+  const auto seconds = [&](std::size_t i) {
+    return report["meshes"][i]["step_seconds"].get<double>();
+  };
+  for (std::size_t i = 1; i < report["meshes"].size(); ++i) EXPECT_LE(seconds(i - 1), seconds(i));
+  // Its settings make that plan.
+  std::vector<std::string> again{run.begin(), run.end() - 2};
+  for (const auto& setting : report["meshes"][0]["settings"]) again.push_back(setting);
+  again.emplace_back("--json");
+  EXPECT_EQ(ferry(again).report()["step_seconds"], seconds(0));
+  EXPECT_TRUE(ferry(run).says("settings   actor_rollout_ref.actor.megatron."));
+}
+
+TEST_F(Commands, PlanComparesMeshesOfSoManyGpus) {
+  const std::string model = "actor_rollout_ref.model.path=" + at("hf");
+  EXPECT_TRUE(ferry({"plan", model, "data.train_files=a.jsonl", "--ranks", "2", "--meshes", "3"})
+                  .complains("trainer.device=cuda"));
+  EXPECT_TRUE(
+      ferry({"plan", model, "data.train_files=a.jsonl", "trainer.device=cuda", "--meshes", "3"})
+          .complains("--ranks"));
+}
+
 // A run of three steps.
 class RunCommands : public testing::Test {
  protected:
