@@ -114,10 +114,8 @@ void inspect_stored(InspectReport& report, const OpenOptions& options) {
   report.num_adapter_tensors = stored.num_adapter_tensors;
   report.objects = std::move(stored.objects);
   // Slices come together by the model that they are of.
-  const auto opened = stored.assemble
-                          ? std::optional(open_megatron(report.location, std::move(stored)))
-                          : std::nullopt;
-  const auto& layout = opened ? opened->layout : stored.layout;
+  const auto layout = stored.assemble ? open_megatron(report.location, std::move(stored)).layout
+                                      : std::move(stored.layout);
   for (const auto& tensor : layout.tensors()) {
     InspectedTensor inspected{
         .name = tensor.name, .dtype = tensor.dtype, .shape = tensor.shape, .chunks = {}};

@@ -181,7 +181,7 @@ TEST(Families, AreNamedInTheirOwnFilesAlone) {
   int files = 0;
   for (const auto* room : {"models", "converter"}) {
     for (const auto& entry : std::filesystem::recursive_directory_iterator(root / room)) {
-      const auto path = entry.path();
+      const auto& path = entry.path();
       const bool of_a_family = path.parent_path().parent_path() == root / "converter" / "families";
       if (!std::set<std::string>{".h", ".cc", ".cu", ".cuh"}.contains(path.extension().string()) ||
           of_a_family)

@@ -35,7 +35,7 @@ std::string u64(std::uint64_t value) {
 
 // A file of that header and that many bytes of data.
 fs::path write_file(const TempDir& dir, const std::string& header, std::size_t data) {
-  const auto path = dir / "model.safetensors";
+  auto path = dir / "model.safetensors";
   support::write_bytes(path, as_bytes(u64(header.size()) + header + std::string(data, 'x')));
   return path;
 }
