@@ -137,10 +137,9 @@ json save_report(const Checkpoint& like,
           {"model_digest", report.manifest ? report.manifest->model_digest : ""}};
 }
 
-}  // namespace
-
-// load_shards(checkpoint, options as JSON, gather, progress or None) -> JSON
-PyObject* load_shards(PyObject* /*self*/, PyObject* arguments) {
+// Runs a rank's part, load_report() or save_report(): (checkpoint, options as JSON, gather,
+// progress or None) -> JSON.
+PyObject* run_rank(PyObject* arguments, decltype(load_report)& run) {
   return guarded([&] {
     PyObject *capsule = nullptr, *gather = nullptr, *progress = nullptr;
     const char* options_json = nullptr;
@@ -152,31 +151,21 @@ PyObject* load_shards(PyObject* /*self*/, PyObject* arguments) {
       WithoutGil gil;
       const Options options(options_json);
       report =
-          load_report(*checkpoint, options, group_of(options, gather, gil), reporter(progress, gil))
-              .dump();
+          run(*checkpoint, options, group_of(options, gather, gil), reporter(progress, gil)).dump();
     }
     return text(report);
   });
 }
 
-// save_shards(the checkpoint that the model is like, options as JSON, gather, progress or None) ->
-// JSON
+}  // namespace
+
+PyObject* load_shards(PyObject* /*self*/, PyObject* arguments) {
+  return run_rank(arguments, load_report);
+}
+
+// The checkpoint is that which the model is like.
 PyObject* save_shards(PyObject* /*self*/, PyObject* arguments) {
-  return guarded([&] {
-    PyObject *capsule = nullptr, *gather = nullptr, *progress = nullptr;
-    const char* options_json = nullptr;
-    if (PyArg_ParseTuple(arguments, "OsOO", &capsule, &options_json, &gather, &progress) == 0)
-      throw PythonError();
-    const auto like = checkpoint_of(capsule);
-    std::string report;
-    {
-      WithoutGil gil;
-      const Options options(options_json);
-      report = save_report(*like, options, group_of(options, gather, gil), reporter(progress, gil))
-                   .dump();
-    }
-    return text(report);
-  });
+  return run_rank(arguments, save_report);
 }
 
 // save_tensors(the checkpoint that the model is like, options of convert as JSON, progress or None)
