@@ -133,13 +133,10 @@ std::vector<AgentProgramOptions> ProgramAgentLoop::programs() const {
 ProgramRequest ProgramAgentLoop::read(const json& asked, ordered_json body) const {
   auto tools = tools_of(body);
   body["model"] = kModelName;
-  if (!is_chat(asked))
-    return {.generation = serve::parse_completion(body, model_),
-            .tools = std::move(tools),
-            .has_ids = true};
-  const bool has_ids = body.contains("prompt_token_ids");
+  const bool chats = is_chat(asked), has_ids = !chats || body.contains("prompt_token_ids");
   if (!has_ids) body["prompt_token_ids"] = {0};
-  return {.generation = serve::parse_chat_completion(body, model_),
+  return {.generation = chats ? serve::parse_chat_completion(body, model_)
+                              : serve::parse_completion(body, model_),
           .tools = std::move(tools),
           .has_ids = has_ids};
 }
