@@ -18,14 +18,17 @@ struct MergeFlags {
 };
 
 void print_merged(const MergeFlags& flags, const converter::MergeReport& report) {
+  const auto rescaled = report.num_rescaled > 0 ? fmt::format("; {} blocks got another scale",
+                                                              format_count(report.num_rescaled))
+                                                : std::string();
   if (flags.json) {
     fmt::print("{}\n", json_text(merge_json(report)));
   } else if (!flags.quiet) {
     fmt::print(
         "{}adapter  {} tensors, {} elements: {} changed, {} stayed since the change was less "
-        "than half a step of their dtype\n",
+        "than half a step of their dtype{}\n",
         convert_text(report.converted), report.num_tensors, format_count(report.num_elements),
-        format_count(report.num_changed), format_count(report.num_vanished));
+        format_count(report.num_changed), format_count(report.num_vanished), rescaled);
   }
 }
 
@@ -52,6 +55,13 @@ void add_merge(CLI::App& app) {
       ->required();
   command->add_option("DST", options.to, "Where to write")->required();
   add_target(*command, flags->format, options);
+  command->add_flag(
+      "--keep-quantized,--keep-fp8", options.keep_quantized,
+      "To Hugging Face or an archive: weights in blocks of FP8 are changed in fp32 and quantised "
+      "again, by the scales that they have. Refused where fewer than half of the changes are "
+      "left. Default: dequantise to bf16");
+  command->add_flag("--allow-vanished", flags->adapter.allow_vanished,
+                    "With --keep-quantized: take whatever FP8 leaves of the changes");
   command->add_option("--lora-alpha", flags->adapter.alpha,
                       "alpha of an adapter of Megatron-Bridge or of verl's ranks without "
                       "run_config.yaml and lora_train_meta.json");

@@ -119,7 +119,8 @@ ordered_json merge_json(const converter::MergeReport& report) {
   json["adapter"] = {{"tensors", report.num_tensors},
                      {"elements", report.num_elements},
                      {"changed", report.num_changed},
-                     {"vanished", report.num_vanished}};
+                     {"vanished", report.num_vanished},
+                     {"rescaled", report.num_rescaled}};
   return json;
 }
 

@@ -11,8 +11,11 @@
 
 #include "converter/adapter/adapter_changes.h"
 #include "converter/adapter/low_rank.h"
+#include "converter/families/quantization.h"
+#include "converter/write/requantized_blocks.h"
 #include "distckpt/base/error.h"
 #include "distckpt/elements/cast.h"
+#include "distckpt/elements/dequantize.h"
 #include "distckpt/storage/source_tree.h"
 
 namespace ferry::converter {
@@ -66,12 +69,19 @@ class MergeAmendment : public Amendment {
       index.emplace(source.tensors[i].name, i);
     for (const auto& adapted : adapter_->tensors()) {
       const auto found = index.find(adapted.tensor);
-      require(found != index.end(), ErrorKind::kLayout,
-              "{}: the adapter {} changes it, the base lacks it", adapted.tensor, name());
+      if (found == index.end()) {
+        throw Error(
+            ErrorKind::kLayout,
+            fmt::format("{}: the adapter {} changes it, the base lacks it", adapted.tensor, name()),
+            options_.keep_quantized ? "weights of four bits are merged into bf16: leave "
+                                      "--keep-quantized away"
+                                    : "");
+      }
       const auto& tensor = source.tensors[found->second];
       require_fits(adapted, tensor);
       changing_[found->second].push_back(std::make_unique<ChangingWeight>(adapted, tensor.dtype));
     }
+    if (options_.keep_quantized) change_blocks(source);
     measure_rows(source);
   }
 
@@ -87,17 +97,35 @@ class MergeAmendment : public Amendment {
     }
   }
 
-  void finish(const std::vector<distckpt::Digest>&) override { adapter_->require_unchanged(); }
+  void finish(const std::vector<distckpt::Digest>&) override {
+    adapter_->require_unchanged();
+    if (!blocks_) return;
+    const auto counts = blocks_->count(*blocks_source_);
+    num_elements += counts.num_elements;
+    num_changed += counts.num_changed;
+    num_vanished += counts.num_vanished;
+    num_rescaled = counts.num_rescaled;
+    if (merged_.allow_vanished || counts.num_changed > counts.num_vanished) return;
+    throw Error(ErrorKind::kUsage,
+                fmt::format("{}: FP8 has {} of {} changes that the adapter {} makes, and leaves {} "
+                            "elements as they are",
+                            options_.from.string(), counts.num_changed,
+                            counts.num_changed + counts.num_vanished, name(), counts.num_vanished),
+                "merge into bf16, without --keep-quantized, or take what is left of the adapter by "
+                "--allow-vanished");
+  }
 
   std::int64_t num_tensors() const {
-    return std::ranges::count_if(changing_, [](const auto& weights) {
+    const auto changes = [](const auto& weights) {
       return std::ranges::any_of(weights, [](const auto& one) { return one->adapted.rank > 0; });
-    });
+    };
+    return std::ranges::count_if(changing_, changes) + std::ranges::count_if(in_blocks_, changes);
   }
 
   std::atomic<std::int64_t> num_elements = 0;
   std::atomic<std::int64_t> num_changed = 0;
   std::atomic<std::int64_t> num_vanished = 0;
+  std::int64_t num_rescaled = 0;
 
  private:
   struct ChangingWeight {
@@ -125,10 +153,50 @@ class MergeAmendment : public Amendment {
                       tensor.shape[rank - 1] == shape[1];
     require(fits, ErrorKind::kLayout, "{}: is {}, the adapter {} changes {}", tensor.name,
             to_string(tensor.shape), name(), to_string(shape));
+    if (distckpt::can_dequantize(tensor.dtype)) return;  // change_blocks()
     const bool known =
         tensor.dtype == DType::kF32 || tensor.dtype == DType::kBF16 || tensor.dtype == DType::kF16;
     require(known, ErrorKind::kLayout, "{}: is {}; adapters are merged into bf16, fp16 and fp32",
             tensor.name, short_name(tensor.dtype));
+  }
+
+  // Has the weights in FP8 changed when they are read, with their scales.
+  void change_blocks(Checkpoint& source) {
+    std::vector<std::uint32_t> weights;
+    for (std::uint32_t i = 0; i < changing_.size(); ++i) {
+      if (!changing_[i].empty() && distckpt::can_dequantize(source.tensors[i].dtype))
+        weights.push_back(i);
+    }
+    if (weights.empty()) return;
+    require_hf_form(source);
+    const auto quantization =
+        parse_quantization(source.hf->config_text(), source.hf->config_source());
+    require(quantization.has_value(), ErrorKind::kLayout, "{}: says nothing of FP8",
+            source.hf->config_source());
+    blocks_ = RequantizedBlocks::replace(
+        source, weights, quantization->block,
+        [this](std::uint32_t tensor, std::int64_t element, std::span<float> values) {
+          for (const auto& weight : in_blocks_[tensor]) change_values(*weight, element, values);
+        });
+    blocks_source_ = source.source();
+    in_blocks_.resize(changing_.size());
+    for (const auto i : weights) std::swap(in_blocks_[i], changing_[i]);
+  }
+
+  // Whole rows of the weight from `element` on.
+  void change_values(ChangingWeight& weight, std::int64_t element, std::span<float> values) const {
+    const std::vector before(values.begin(), values.end());
+    require_base(weight, element, before);
+    if (weight.adapted.rank == 0) return;
+    const auto change = hold(weight);
+    add_change(weight, *change, element, values);
+    for_each_row(element, values.size(), weight.adapted.columns, [&](const RowPart& part) {
+      const auto row = values.subspan(part.begin, part.size);
+      if (!change->magnitude.empty())
+        scale_row(change->magnitude[static_cast<std::size_t>(part.row)], square_sum(row), row);
+    });
+    for (std::size_t i = 0; i < before.size(); ++i) require_finite(weight, before[i], values[i]);
+    release(weight, std::ssize(values));
   }
 
   // Elements of the weight from `element` on.
@@ -142,14 +210,30 @@ class MergeAmendment : public Amendment {
     if (!change->magnitude.empty()) {
       for_each_row(element, values.size(), weight.adapted.columns, [&](const RowPart& part) {
         const auto row = static_cast<std::size_t>(part.row);
-        // peft/tuners/lora/variants.py, DoraLinearVariant: in fp32, the root, then the quotient.
-        const auto length = static_cast<float>(std::sqrt(weight.squares[row]));
-        const float factor = change->magnitude[row] / length;
-        for (std::size_t i = part.begin; i < part.begin + part.size; ++i) values[i] *= factor;
+        scale_row(change->magnitude[row], weight.squares[row],
+                  std::span(values).subspan(part.begin, part.size));
       });
     }
     store(weight, before, values, elements);
     release(weight, static_cast<std::int64_t>(values.size()));
+  }
+
+  // Brings a row to its magnitude. peft/tuners/lora/variants.py, DoraLinearVariant: in fp32, the
+  // root, then the quotient.
+  static void scale_row(float magnitude, double squares, std::span<float> row) {
+    const float factor = magnitude / static_cast<float>(std::sqrt(squares));
+    for (auto& value : row) value *= factor;
+  }
+
+  static double square_sum(std::span<const float> values) {
+    double sum = 0;
+    for (const float value : values) sum += static_cast<double>(value) * static_cast<double>(value);
+    return sum;
+  }
+
+  void require_finite(const ChangingWeight& weight, float before, float after) const {
+    require(std::isfinite(after) || !std::isfinite(before), ErrorKind::kLayout,
+            "{}: the adapter {} makes {} of {}", weight.adapted.tensor, name(), after, before);
   }
 
   void require_base(const ChangingWeight& weight,
@@ -181,14 +265,13 @@ class MergeAmendment : public Amendment {
   static void add_change(const ChangingWeight& weight,
                          const LowRankChange& change,
                          std::int64_t element,
-                         std::vector<float>& values) {
+                         std::span<float> values) {
     const auto rank = static_cast<std::size_t>(weight.adapted.rank);
     std::vector<float> product(static_cast<std::size_t>(weight.adapted.columns));
     for_each_row(element, values.size(), weight.adapted.columns, [&](const RowPart& part) {
       add_low_rank(std::span(change.left).subspan(static_cast<std::size_t>(part.row) * rank, rank),
                    change.right, weight.adapted.columns, part.first, weight.adapted.scaling,
-                   std::span(product).first(part.size),
-                   std::span(values).subspan(part.begin, part.size));
+                   std::span(product).first(part.size), values.subspan(part.begin, part.size));
     });
   }
 
@@ -210,9 +293,7 @@ class MergeAmendment : public Amendment {
     std::int64_t changed = 0;
     std::int64_t vanished = 0;
     for (std::size_t i = 0; i < after.size(); ++i) {
-      require(std::isfinite(after[i]) || !std::isfinite(before[i]), ErrorKind::kLayout,
-              "{}: the adapter {} makes {} of {}", weight.adapted.tensor, name(), after[i],
-              before[i]);
+      require_finite(weight, before[i], after[i]);
       if (rounded[i] != before[i]) {
         ++changed;
       } else if (after[i] != before[i]) {
@@ -255,9 +336,7 @@ class MergeAmendment : public Amendment {
     auto values = as_floats(weight.dtype, elements);
     add_change(weight, *change, element, values);
     for_each_row(element, values.size(), weight.adapted.columns, [&](const RowPart& part) {
-      double sum = 0;
-      for (std::size_t i = part.begin; i < part.begin + part.size; ++i)
-        sum += static_cast<double>(values[i]) * static_cast<double>(values[i]);
+      const auto sum = square_sum(std::span(values).subspan(part.begin, part.size));
       const std::lock_guard lock(weight.mutex);
       weight.squares[static_cast<std::size_t>(part.row)] += sum;
     });
@@ -269,6 +348,10 @@ class MergeAmendment : public Amendment {
   std::optional<AdapterChanges> adapter_;  // since begin()
   // Matrices that are changed, by tensor of the source.
   std::vector<std::vector<std::unique_ptr<ChangingWeight>>> changing_;
+  // The same of those in blocks of FP8 that stay so.
+  std::vector<std::vector<std::unique_ptr<ChangingWeight>>> in_blocks_;
+  std::shared_ptr<RequantizedBlocks> blocks_;
+  std::unique_ptr<distckpt::FileSource> blocks_source_;
 };
 
 }  // namespace
@@ -276,6 +359,8 @@ class MergeAmendment : public Amendment {
 MergeReport merge_adapter(ConvertOptions options,
                           const AdapterToMerge& adapter,
                           const ProgressFunction& progress) {
+  require(options.keep_quantized || !adapter.allow_vanished, ErrorKind::kUsage,
+          "--allow-vanished: has no effect without --keep-quantized");
   MergeAmendment amendment(adapter, options);
   options.amendment = &amendment;
   MergeReport report{.converted = convert(options, progress)};
@@ -284,6 +369,7 @@ MergeReport merge_adapter(ConvertOptions options,
   report.num_elements = amendment.num_elements;
   report.num_changed = amendment.num_changed;
   report.num_vanished = amendment.num_vanished;
+  report.num_rescaled = amendment.num_rescaled;
   return report;
 }
 

@@ -4,14 +4,17 @@
 #include <array>
 #include <bit>
 #include <cmath>
+#include <vector>
 
 #include "distckpt/base/error.h"
 #include "distckpt/base/integers.h"
+#include "distckpt/elements/cast.h"
 
 namespace ferry::distckpt {
 namespace {
 
 constexpr float kE4M3Max = 448.0F;
+constexpr float kE4M3Bound = 464.0F;  // the last that is rounded to it
 constexpr float kE2M1Max = 6.0F;
 constexpr int kScaleBias = 127;
 
@@ -22,7 +25,7 @@ std::optional<std::int64_t> first_not_finite(std::span<const float> values) {
   return found - values.begin();
 }
 
-// Rounds to nearest even, of magnitudes below 464; has no branch, so that a compiler makes vectors
+// Rounds to nearest even, of magnitudes up to 464; has no branch, so that a compiler makes vectors
 // of it. Adding 2^14 to what is below the smallest normal, 2^-6, rounds it to a multiple of 2^-9.
 std::uint32_t to_e4m3(float value) {
   const auto bits = std::bit_cast<std::uint32_t>(value);
@@ -50,6 +53,42 @@ int ceil_exponent(float value) {
   return fraction == 0.5F ? exponent - 1 : exponent;
 }
 
+// Calls visit(first element, count, index of the block) for each run of a row in one block.
+template <typename Visit>
+void for_each_run(std::int64_t rows,
+                  std::int64_t columns,
+                  const BlockSize& block,
+                  const Visit& visit) {
+  const auto per_row = ceil_div(columns, block.columns);
+  for (std::int64_t r = 0; r < rows; ++r) {
+    for (std::int64_t b = 0; b < per_row; ++b) {
+      const auto first = b * block.columns;
+      visit(static_cast<std::size_t>(r * columns + first),
+            static_cast<std::size_t>(std::min(block.columns, columns - first)),
+            static_cast<std::size_t>(r / block.rows * per_row + b));
+    }
+  }
+}
+
+float power_of_two_from(float value) {
+  return std::ldexp(1.0F, std::max(ceil_exponent(value), -kScaleBias + 1));
+}
+
+// The scale of a block of that largest magnitude in the place of `old`.
+float wider_scale(float largest, float old, DType dtype) {
+  const float scale = largest / kE4M3Max;
+  int exponent = 0;
+  if (old > 0 && std::frexp(old, &exponent) == 0.5F) return power_of_two_from(scale);
+  float rounded = scale;
+  if (dtype != DType::kF32) {
+    std::array<std::byte, sizeof(float)> stored{};
+    const auto in = std::span(stored).first(static_cast<std::size_t>(size_of(dtype)));
+    cast(DType::kF32, std::as_bytes(std::span(&scale, 1)), dtype, in, CastRule::kRound);
+    cast(dtype, in, DType::kF32, std::as_writable_bytes(std::span(&rounded, 1)), CastRule::kExact);
+  }
+  return rounded == 0.0F ? 1.0F : rounded;
+}
+
 // Between each number of four bits and the next.
 constexpr std::array<float, 7> kE2M1Bounds{0.25F, 0.75F, 1.25F, 1.75F, 2.5F, 3.5F, 5.0F};
 
@@ -73,15 +112,10 @@ std::optional<std::int64_t> quantize_e4m3(E4M3Scale how,
   require(std::ssize(scales) == ceil_div(rows, block) * per_row, ErrorKind::kBug,
           "scales of {} blocks of a tensor [{}, {}]", scales.size(), rows, columns);
   std::ranges::fill(scales, 0.0F);
-  const auto each_run = [&](const auto& visit) {  // of one row in one block
-    for (std::int64_t r = 0; r < rows; ++r) {
-      for (std::int64_t b = 0; b < per_row; ++b) {
-        const auto first = b * block;
-        const auto at = static_cast<std::size_t>(r * columns + first);
-        const auto count = static_cast<std::size_t>(std::min(block, columns - first));
-        visit(at, count, scales[static_cast<std::size_t>(r / block * per_row + b)]);
-      }
-    }
+  const auto each_run = [&](const auto& visit) {
+    for_each_run(
+        rows, columns, {.rows = block, .columns = block},
+        [&](std::size_t at, std::size_t count, std::size_t b) { visit(at, count, scales[b]); });
   };
   each_run([&](std::size_t at, std::size_t count, float& largest) {
     for (const float value : values.subspan(at, count))
@@ -92,7 +126,7 @@ std::optional<std::int64_t> quantize_e4m3(E4M3Scale how,
     if (scale == 0.0F) {
       scale = 1.0F;
     } else if (how == E4M3Scale::kPowerOfTwo) {
-      scale = std::ldexp(1.0F, std::max(ceil_exponent(scale), -kScaleBias + 1));
+      scale = power_of_two_from(scale);
     }
   }
   std::optional<std::int64_t> rounded;
@@ -105,6 +139,29 @@ std::optional<std::int64_t> quantize_e4m3(E4M3Scale how,
     }
   });
   return rounded;
+}
+
+void requantize_e4m3(std::span<const float> values,
+                     std::int64_t columns,
+                     const BlockSize& block,
+                     DType scale_dtype,
+                     std::span<float> scales,
+                     std::span<std::byte> into) {
+  const auto rows = columns == 0 ? 0 : std::ssize(values) / columns;
+  std::vector<float> largest(scales.size());
+  for_each_run(rows, columns, block, [&](std::size_t at, std::size_t count, std::size_t b) {
+    for (const float value : values.subspan(at, count))
+      largest[b] = std::max(largest[b], std::abs(value));
+  });
+  for (std::size_t b = 0; b < scales.size(); ++b) {
+    if (largest[b] / scales[b] > kE4M3Bound)
+      scales[b] = wider_scale(largest[b], scales[b], scale_dtype);
+  }
+  for_each_run(rows, columns, block, [&](std::size_t at, std::size_t count, std::size_t b) {
+    const float divisor = largest[b] == 0 ? 1.0F : scales[b];
+    for (std::size_t i = at; i < at + count; ++i)
+      into[i] = static_cast<std::byte>(to_e4m3(values[i] / divisor));
+  });
 }
 
 std::optional<std::int64_t> quantize_e2m1(std::span<const float> values,

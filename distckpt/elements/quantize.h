@@ -6,6 +6,8 @@
 #include <optional>
 #include <span>
 
+#include "distckpt/base/dtype.h"
+
 namespace ferry::distckpt {
 
 inline constexpr std::int64_t kE4M3Block = 128;  // in both dimensions
@@ -31,6 +33,24 @@ std::optional<std::int64_t> quantize_e4m3(E4M3Scale how,
                                           std::int64_t block,
                                           std::span<std::byte> into,
                                           std::span<float> scales);
+
+// Rows and columns of a block.
+struct BlockSize {
+  std::int64_t rows = kE4M3Block;
+  std::int64_t columns = kE4M3Block;
+};
+
+// [rows, columns] to F8_E4M3 by scales that there are: one for each block, finite and positive
+// unless its elements are all 0; an element is value / scale, rounded to nearest even. A block gets
+// another scale where its own brings an element above 464, which is no number of E4M3: its largest
+// magnitude / 448, rounded to `scale_dtype` (F32, BF16, F16), or, if its own is a power of two, the
+// least power of two that is not below that. Values are finite.
+void requantize_e4m3(std::span<const float> values,
+                     std::int64_t columns,
+                     const BlockSize& block,
+                     DType scale_dtype,
+                     std::span<float> scales,
+                     std::span<std::byte> into);
 
 // [rows, columns] to MXFP4: 32 elements of a row have one scale, the least power of two that brings
 // the largest magnitude to at most 6, or 1 where that is 0; an element is the nearest that four

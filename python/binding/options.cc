@@ -175,7 +175,9 @@ converter::ConvertOptions changed_options(const Options& options) {
 }
 
 converter::AdapterToMerge merged_adapter(const Options& options) {
-  return {.path = options.path("adapter"), .alpha = options.find<double>("lora_alpha")};
+  return {.path = options.path("adapter"),
+          .alpha = options.find<double>("lora_alpha"),
+          .allow_vanished = options.get<bool>("allow_vanished")};
 }
 
 converter::SplitOptions split_options(const Options& options) {

@@ -15,6 +15,7 @@ class MergeReport:
         converted: the conversion that it was merged in
         tensors, elements: that the adapter changes; after an interrupted run elements are those of the last one
         changed, vanished: elements; vanished: a change other than zero was less than half a step of their dtype
+        rescaled: blocks of FP8 that got another scale
     """
 
     converted: ConvertReport
@@ -22,6 +23,7 @@ class MergeReport:
     elements: int
     changed: int
     vanished: int
+    rescaled: int = 0
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,8 @@ class DeltaSummary:
 
 
 def merge(base: Path, adapter: Path, target: Path, *, to: Optional[str] = None, lora_alpha: Optional[float] = None, iteration: Iteration = None,
-          hf_config: Optional[Path] = None, tp: int = 1, pp: int = 1, ep: int = 1, etp: Optional[int] = None, vpp: Optional[int] = None,
+          hf_config: Optional[Path] = None, keep_quantized: bool = False, allow_vanished: bool = False, tp: int = 1, pp: int = 1, ep: int = 1,
+          etp: Optional[int] = None, vpp: Optional[int] = None,
           num_layers_in_first_pipeline_stage: Optional[int] = None, num_layers_in_last_pipeline_stage: Optional[int] = None,
           account_for_embedding_in_pipeline_split: bool = False, account_for_loss_in_pipeline_split: bool = False,
           pipeline_model_parallel_layout: str = "", make_vocab_size_divisible_by: int = 128, max_shard_size: Size = None, threads: int = 0,
@@ -155,9 +158,11 @@ def merge(base: Path, adapter: Path, target: Path, *, to: Optional[str] = None, 
         lora_alpha: of an adapter of Megatron-Bridge or of verl's ranks without run_config.yaml and lora_train_meta.json
         iteration: of a Megatron base
         hf_config: a folder with the config.json that a Megatron base lacks
+        keep_quantized: weights in blocks of FP8 are changed in fp32 and quantised again, by the scales that they have; else they become bf16
+        allow_vanished: with keep_quantized: take whatever FP8 leaves of the changes
 
     Raises:
-        Error: as convert() does; "layout" for a tensor that the base lacks, and for a kind of adapter that is not merged
+        Error: as convert() does; "usage" where FP8 keeps fewer than half of the changes; "layout" for a tensor that the base lacks, and for a kind of adapter that is not merged
     """
     options = {name: value for name, value in locals().items() if name not in ("base", "progress")}
     found = report("merge", {**options, "source": base}, progress)

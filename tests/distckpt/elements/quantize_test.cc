@@ -7,6 +7,7 @@
 #include <cmath>
 #include <limits>
 #include <random>
+#include <span>
 #include <vector>
 
 #include "distckpt/base/integers.h"
@@ -108,6 +109,55 @@ TEST(QuantizeE4M3, NamesWhatIsNotFinite) {
   std::vector<std::byte> into(2);
   std::vector<float> scales(1);
   EXPECT_EQ(quantize_e4m3(E4M3Scale::kLargest, values, 2, 128, into, scales), 1);
+}
+
+// A block of one row, by that scale; the scale that it then has.
+float requantized(const std::vector<float>& values,
+                  float scale,
+                  std::vector<std::byte>& codes,
+                  DType scale_dtype = DType::kF32) {
+  codes.resize(values.size());
+  requantize_e4m3(values, std::ssize(values), {}, scale_dtype, std::span(&scale, 1), codes);
+  return scale;
+}
+
+TEST(RequantizeE4M3, KeepsTheScaleAsLongAsElementsHaveNumbers) {
+  std::vector<std::byte> codes;
+  EXPECT_EQ(requantized({1.0F, -464.0F, 0.0F, -0.0F}, 1.0F, codes), 1.0F);
+  const std::vector expected{std::byte{0x38}, std::byte{0xFE}, std::byte{0}, std::byte{0x80}};
+  EXPECT_EQ(codes, expected);
+}
+
+TEST(RequantizeE4M3, ABlockThatOutgrowsItsScaleGetsThatOfItsLargest) {
+  std::vector<std::byte> codes;
+  constexpr float kScale = 0.75F;
+  EXPECT_EQ(requantized({0.75F, 465.0F * kScale}, kScale, codes), 465.0F * kScale / 448.0F);
+  EXPECT_EQ(codes[1], std::byte{0x7E});
+  // bf16 has eight bits: 348.75 / 448 = 0.778 is 199.3 / 256
+  EXPECT_EQ(requantized({0.75F, 465.0F * kScale}, kScale, codes, DType::kBF16), 199.0F / 256.0F);
+  EXPECT_EQ(codes[1], std::byte{0x7E});
+}
+
+TEST(RequantizeE4M3, APowerOfTwoBecomesALargerOne) {
+  std::vector<std::byte> codes;
+  EXPECT_EQ(requantized({3.0F, 900.0F}, 1.0F, codes), 4.0F);
+  EXPECT_EQ(requantized({3.0F, 896.0F}, 1.0F, codes), 2.0F);
+  EXPECT_EQ(codes[1], std::byte{0x7E});
+}
+
+TEST(RequantizeE4M3, ABlockOfZerosKeepsAScaleOfZero) {
+  std::vector<std::byte> codes;
+  EXPECT_EQ(requantized({0.0F, -0.0F}, 0.0F, codes), 0.0F);
+  EXPECT_EQ(codes, (std::vector{std::byte{0}, std::byte{0x80}}));
+  EXPECT_EQ(requantized({0.0F, 448.0F}, 0.0F, codes), 1.0F);
+}
+
+TEST(RequantizeE4M3, ScalesBlocksOfRowsAndColumns) {
+  const std::vector<float> values{1, 1, 1000, 1, 1, 1, 1, 1, 1};
+  std::vector<std::byte> codes(values.size());
+  std::vector<float> scales(6, 0.75F);
+  requantize_e4m3(values, 3, {.rows = 1, .columns = 2}, DType::kF32, scales, codes);
+  EXPECT_EQ(scales, (std::vector<float>{0.75F, 1000.0F / 448.0F, 0.75F, 0.75F, 0.75F, 0.75F}));
 }
 
 // Elements of four bits by powers of two, as MXFP4 has them, in one block.
