@@ -42,6 +42,25 @@ Dims strides_of(const Dims& size, const std::vector<int>& order, std::int64_t el
   return strides;
 }
 
+// The element of a tensor that comes `index`-th in a box of its grid whose dimensions are given in
+// the order of `order`.
+Dims element_of(const ModelTensor& tensor,
+                const Box& box,
+                const std::vector<int>& order,
+                std::int64_t index) {
+  Dims element = box.offset;
+  for (int i = box.rank() - 1; i >= 0; --i) {
+    element[order[static_cast<std::size_t>(i)]] = box.offset[i] + index % box.size[i];
+    index /= box.size[i];
+  }
+  if (tensor.interleaved == 1) return element;
+  Dims whole;
+  for (int d = 0; d < tensor.shape.rank(); ++d) whole.push_back(element[d]);
+  const int last = whole.rank() - 1;
+  whole[last] = whole[last] * tensor.interleaved + element[last + 1];
+  return whole;
+}
+
 }  // namespace
 
 std::span<std::byte> Buffer::first(std::int64_t size) {
@@ -170,8 +189,10 @@ void PieceIo::dequantize_piece(const ModelTensor& tensor,
   std::vector<std::byte> values(static_cast<std::size_t>(as_it_lies ? 0 : lying.volume() * size));
   const auto overflow = dequantize(lying, scale.encoding, raw, scales, tensor.dtype,
                                    as_it_lies ? into : std::span(values));
-  require(!overflow, ErrorKind::kLayout, "{}: element {} of {} overflows {} when dequantised",
-          tensor.name, overflow.value_or(0), to_string(box), short_name(tensor.dtype));
+  if (overflow) {
+    fail(ErrorKind::kLayout, "{}: element {} overflows {} when dequantised", tensor.name,
+         to_string(element_of(tensor, lying, order, *overflow)), short_name(tensor.dtype));
+  }
   if (as_it_lies) return;
   std::int64_t first = 0;
   for (int i = 0; i < lying.rank(); ++i) {

@@ -173,6 +173,7 @@ def test_shared_indexers_convert_both_ways(tmp_path):
     said = json.loads((hf / "config.json").read_text())
     said.pop("indexer_types")
     ways = {"listed": {"indexer_types": ["full", "full", "shared", "shared", "full"]}, "spelled": {"index_topk_pattern": "FFSSF"},
+            "a list in place of a word": {"index_topk_pattern": ["full", "full", "shared", "shared", "full"]},
             "counted": {"index_topk_freq": 3, "index_skip_topk_offset": 2}}
     for way, words in ways.items():
         (hf / "config.json").write_text(json.dumps({**said, **words}))
@@ -186,3 +187,6 @@ def test_shared_indexers_convert_both_ways(tmp_path):
         shutil.rmtree(tmp_path / "back")
     (hf / "config.json").write_text(json.dumps({**said, "indexer_types": ["full", "shared", "full", "shared", "shared"]}))
     refuse("convert", hf, tmp_path / "out", words=["layer 4 lacks an indexer", "dsa_indexer_topk_freq"])
+    for pattern, words in ((["full"] * 4, ["index_topk_pattern", "no list of 5 layers"]), (["F"] * 5, ["index_topk_pattern", '"F"'])):
+        (hf / "config.json").write_text(json.dumps({**said, "index_topk_pattern": pattern}))
+        refuse("convert", hf, tmp_path / "out", words=words)

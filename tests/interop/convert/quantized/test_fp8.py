@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dequantized import assert_same
-from support import DATA, ferry_json, hf_tensors, run_ok, save_from_ranks, tree
+from support import DATA, ferry_json, hf_tensors, refuse, run_ok, save_from_ranks, tree
 
 BLOCK = 16  # small, so that the tiny model has many blocks and ragged edges
 
@@ -200,3 +200,19 @@ def test_scales_go_with_the_part_of_their_weights(fp8, work):
     assert_same(work / "plain", {n: t for n, t in expected(fp8, torch.bfloat16).items() if n in names})
     for folder in ("kept", "plain"):
         run_ok("verify", fp8, work / folder, "--weights-only", "--include", part)
+
+
+@pytest.mark.parametrize("layout", [["--to", "hf"], ["--tp", 2, "--ep", 2]], ids=["hf", "megatron"])
+def test_the_element_that_overflows_is_named(fp8, work, layout):
+    shutil.copytree(fp8, work / "hf")
+    tensors = load_file(work / "hf/model.safetensors")
+    for name, tensor in tensors.items():
+        if name.endswith("_scale_inv"):
+            tensor.fill_(0.5)
+    name, row, column = "model.layers.1.mlp.shared_experts.down_proj.weight", 21, 19
+    tensors[name + "_scale_inv"][row // BLOCK, column // BLOCK] = 1000
+    block = tensors[name].view(torch.uint8)[row // BLOCK * BLOCK:, column // BLOCK * BLOCK:][:BLOCK, :BLOCK]
+    block.zero_()
+    block[row % BLOCK, column % BLOCK] = 0x7E
+    save_file(tensors, work / "hf/model.safetensors", metadata={"format": "pt"})
+    refuse("convert", work / "hf", work / "fp16", *layout, "--dtype", "fp16", words=[f"{name}: element [{row}, {column}] overflows fp16"])

@@ -111,3 +111,21 @@ def test_says_which_blocks_are_wrong(change, words, mxfp4, work):
     change(tensors)
     save_file(tensors, work / "hf/model.safetensors", metadata={"format": "pt"})
     refuse("convert", work / "hf", work / "out", words=words)
+
+
+@pytest.mark.parametrize("projection, expert, column, row", [("gate_up_proj", 4, 37, 101), ("down_proj", 2, 51, 83)])
+@pytest.mark.parametrize("layout", [["--to", "hf"], ["--tp", 2, "--ep", 3, "--etp", 2]], ids=["hf", "megatron"])
+def test_the_element_that_overflows_is_named(mxfp4, work, projection, expert, column, row, layout):
+    """Six times two to the fifteenth is no number of fp16. Elements lie by rows in the file, by columns in the tensor."""
+    shutil.copytree(mxfp4, work / "hf")
+    tensors = load_file(work / "hf/model.safetensors")
+    for name, tensor in tensors.items():
+        if name.endswith("_scales"):
+            tensor.fill_(127)
+    name = f"model.layers.1.mlp.experts.{projection}"
+    tensors[name + "_scales"][expert, row, column // 32] = 127 + 15
+    packs = tensors[name + "_blocks"][expert, row, column // 32]
+    packs.zero_()
+    packs[column % 32 // 2] = 7 << (column % 2 * 4)
+    save_file(tensors, work / "hf/model.safetensors", metadata={"format": "pt"})
+    refuse("convert", work / "hf", work / "fp16", *layout, "--dtype", "fp16", words=[f"{name}: element [{expert}, {column}, {row}] overflows fp16"])
