@@ -13,6 +13,7 @@ struct BridgeModel {
   // The class, below megatron.bridge.models. Empty: GPTModelProvider, or MLAModelProvider of latent
   // attention.
   std::string_view provider{};
+  std::string_view experts_provider{};  // that of a model with experts, where it is another
   // JSON: fields that all models of the family have, where no argument says otherwise.
   std::string_view settings = "{}";
   // JSON of the function that makes the layers. Empty: the provider's own.
@@ -22,6 +23,10 @@ struct BridgeModel {
                     nlohmann::ordered_json& provider) = nullptr;
   // The reason why Megatron-Bridge cannot make a model of the family; empty if it can.
   std::string_view (*problem)(const models::TransformerConfig& config) = nullptr;
+  // A way to scale positions that the class has, though Megatron-LM has no argument for it.
+  models::RopeType rope_type = models::RopeType::kDefault;
+  // The class of vision_config, below transformers.models, of a model that also sees.
+  std::string_view vision_config{};
 };
 
 inline constexpr BridgeModel kPlainBridgeModel{};

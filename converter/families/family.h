@@ -126,6 +126,8 @@ struct Family {
   // True if its models have what only few families have (families.cc, has_rare_parts).
   bool rare = false;
   const BridgeModel* bridge = nullptr;  // null: Megatron-Bridge has no such model
+  // The model that also sees, of tensors in Megatron-Bridge's layout (tower.h).
+  const BridgeModel* bridge_seeing = nullptr;
   // Its tensors have no counterparts in Megatron here: they go from one Hugging Face folder or
   // archive to another as they are, whatever their names and dtypes.
   bool passes_through = false;

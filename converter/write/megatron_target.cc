@@ -123,9 +123,9 @@ class MegatronTarget : public FileTarget {
     if (!writes_run_config()) return;
     const auto common =
         distckpt::read_common_state({.folder = folder_, .has_common_file = true}).value();
-    distckpt::write_text(
-        folder_ / kRunConfig,
-        run_config_text(find_args(distckpt::common_dict(common)).value(), source_.map.config, ""));
+    distckpt::write_text(folder_ / kRunConfig,
+                         run_config_text(find_args(distckpt::common_dict(common)).value(), source_,
+                                         options_.layout, ""));
   }
 
   bool writes_run_config() const {

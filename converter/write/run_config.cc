@@ -176,9 +176,39 @@ void add_yarn(const models::TransformerConfig& config, ordered_json& model) {
 }
 
 // The model of a family, or null.
-const BridgeModel* bridge_model(const models::TransformerConfig& config) {
+const BridgeModel* bridge_model(const models::TransformerConfig& config, MegatronLayout layout) {
   const auto* const family = known_family(config.family);
-  return family == nullptr ? nullptr : family->bridge;
+  if (family == nullptr) return nullptr;
+  return layout == MegatronLayout::kMegatronBridge ? family->bridge_seeing : family->bridge;
+}
+
+// An object of transformers, made of an object of config.json.
+ordered_json transformers_config(std::string_view type, ordered_json object) {
+  return {{"_target_", fmt::format("transformers.models.{}.from_dict", type)},
+          {"_call_", true},
+          {"config_dict", std::move(object)}};
+}
+
+// Adds the words of config.json on images: the tower, the tokens that stand for what it sees, and
+// how positions turn.
+void add_vision(std::string_view vision_config, const ordered_json& hf, ordered_json& model) {
+  const auto text = hf.value("text_config", ordered_json::object());
+  model["vision_config"] =
+      transformers_config(vision_config, hf.value("vision_config", ordered_json::object()));
+  const auto add = [&](const ordered_json& object, const char* key) {
+    const auto found = object.find(key);
+    if (found != object.end() && found->is_number_integer()) model[key] = *found;
+  };
+  for (const auto* key : {"bos_token_id", "eos_token_id"}) add(text, key);
+  for (const auto* key : {"vision_start_token_id", "vision_end_token_id", "vision_token_id",
+                          "image_token_id", "video_token_id"})
+    add(hf, key);
+  for (const auto* key : {"rope_parameters", "rope_scaling"}) {
+    const auto rope = text.find(key);
+    if (rope == text.end() || !rope->is_object() || !rope->contains("mrope_section")) continue;
+    model["mrope_section"] = (*rope)["mrope_section"];
+    model["position_embedding_type"] = "mrope";
+  }
 }
 
 // JSON is YAML, but for a number like 1e-05, which YAML takes for a word.
@@ -203,12 +233,15 @@ std::string yaml(const ordered_json& value) {
 
 }  // namespace
 
-std::optional<std::string> run_config_problem(const models::TransformerConfig& config) {
+std::optional<std::string> run_config_problem(const models::TransformerConfig& config,
+                                              MegatronLayout layout) {
   const auto refusal = [&](std::string_view why) {
     return fmt::format("{}: {}", config.family, why);
   };
-  const auto* const bridge = bridge_model(config);
+  const auto* const bridge = bridge_model(config, layout);
   const auto& scaling = config.rope_scaling;
+  if (bridge == nullptr && bridge_model(config, MegatronLayout::kMegatronBridge) != nullptr)
+    return refusal("Megatron-Bridge opens it in its own layout, --megatron-layout megatron-bridge");
   if (bridge == nullptr) return refusal("Megatron-Bridge's model of this family is not known");
   if (config.head != models::Head::kLanguageModel)
     return refusal("Megatron-Bridge has no such head");
@@ -217,7 +250,8 @@ std::optional<std::string> run_config_problem(const models::TransformerConfig& c
         "has no q_lora_rank: Megatron-Bridge's model then has a norm before q that this one "
         "lacks");
   if (scaling.type != RopeType::kDefault && scaling.type != RopeType::kLinear &&
-      scaling.type != RopeType::kLlama3 && scaling.type != RopeType::kYarn)
+      scaling.type != RopeType::kLlama3 && scaling.type != RopeType::kYarn &&
+      scaling.type != bridge->rope_type)
     return refusal(fmt::format("scales positions by {}, for which Megatron-LM has no argument",
                                name_of(scaling.type)));
   if (has_plain_yarn(config) && scaling.attention_factor)
@@ -233,19 +267,29 @@ std::optional<std::string> run_config_problem(const models::TransformerConfig& c
 }
 
 std::optional<std::string> run_config_problem(const Checkpoint& source, MegatronLayout layout) {
-  if (layout != MegatronLayout::kLanguageModel || (source.hf && !source.hf->part.empty()))
-    return fmt::format("{}: Megatron-Bridge opens whole language models", source.map.config.family);
-  return run_config_problem(source.map.config);
+  const auto& family = source.map.config.family;
+  if (layout == MegatronLayout::kMbridge || (source.hf && !source.hf->part.empty()))
+    return fmt::format("{}: Megatron-Bridge opens whole language models", family);
+  if (layout == MegatronLayout::kMegatronBridge && !source.hf)
+    return fmt::format("{}: the images of a model are what its config.json says", family);
+  return run_config_problem(source.map.config, layout);
+}
+
+MegatronLayout bridge_layout(const Checkpoint& source) {
+  const bool seeing = !source.megatron_names && source.map.family->bridge_seeing != nullptr;
+  return seeing ? MegatronLayout::kMegatronBridge : source.megatron_layout;
 }
 
 std::string run_config_text(distckpt::PickleValue namespace_of_args,
                             const models::TransformerConfig& config,
-                            const std::string& hf_model_id) {
+                            const std::string& hf_model_id,
+                            std::string_view hf_config) {
   const auto args = plain_args(namespace_of_args);
   const auto is_set = [&](const char* name) { return args.value(name, ordered_json()) == true; };
   const bool latent = is_set("multi_latent_attention");
   static constexpr std::string_view kBridge = "a setting of Megatron-Bridge";
-  const auto& bridge = *bridge_model(config);
+  const auto& bridge = *bridge_model(
+      config, hf_config.empty() ? MegatronLayout::kLanguageModel : MegatronLayout::kMegatronBridge);
   auto model = distckpt::parse_ordered_json(bridge.settings, kBridge);
   add_fields(kFields, args, model);
   if (latent) add_fields(kLatentFields, args, model);
@@ -265,15 +309,30 @@ std::string run_config_text(distckpt::PickleValue namespace_of_args,
     model["moe_token_dispatcher_type"] = "alltoall";
   if (!bridge.layer_spec.empty())
     model["transformer_layer_spec"] = distckpt::parse_ordered_json(bridge.layer_spec, kBridge);
+  if (!bridge.vision_config.empty()) {
+    add_vision(bridge.vision_config, distckpt::parse_ordered_python_json(hf_config, "config.json"),
+               model);
+  }
   if (bridge.configure != nullptr) bridge.configure(config, model);
   if (!hf_model_id.empty()) model["hf_model_id"] = hf_model_id;
   const std::string_view usual =
       latent ? "mla_provider.MLAModelProvider" : "gpt_provider.GPTModelProvider";
+  const bool experts = config.num_moe_experts > 0 && !bridge.experts_provider.empty();
+  const auto provider = experts ? bridge.experts_provider : bridge.provider;
   auto text = fmt::format("model:\n  _target_: \"megatron.bridge.models.{}\"\n",
-                          bridge.provider.empty() ? usual : bridge.provider);
+                          provider.empty() ? usual : provider);
   for (const auto& [name, value] : model.items())
     text += fmt::format("  {}: {}\n", name, yaml(value));
   return text;
+}
+
+std::string run_config_text(distckpt::PickleValue args,
+                            const Checkpoint& source,
+                            MegatronLayout layout,
+                            const std::string& hf_model_id) {
+  return run_config_text(
+      args, source.map.config, hf_model_id,
+      layout == MegatronLayout::kMegatronBridge ? source.hf->config_text() : std::string());
 }
 
 fs::path write_run_config(const Checkpoint& checkpoint, const std::string& hf_model_id) {
@@ -286,8 +345,9 @@ fs::path write_run_config(const Checkpoint& checkpoint, const std::string& hf_mo
     throw Error(ErrorKind::kUsage, *problem);
   const auto mode = fs::status(folder / distckpt::kTorchDistConfig).permissions();
   auto path = folder / kRunConfig;
-  distckpt::replace_text(path, run_config_text(*args, checkpoint.map.config, hf_model_id),
-                         static_cast<unsigned>(mode) & 0666U);
+  distckpt::replace_text(
+      path, run_config_text(*args, checkpoint, checkpoint.megatron_layout, hf_model_id),
+      static_cast<unsigned>(mode) & 0666U);
   return path;
 }
 

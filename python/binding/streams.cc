@@ -53,9 +53,10 @@ ordered_json describe_json(const Checkpoint& checkpoint) {
       {"config", nullptr},
       {"files", ordered_json::array()},
       {"args", args ? converter::plain_args(*args) : ordered_json(nullptr)},
+      {"bridge_layout", layout_name(converter::bridge_layout(checkpoint))},
       {"run_config_problem", nullptr},
       {"tensors", ordered_json::array()}};
-  if (const auto problem = run_config_problem(checkpoint, checkpoint.megatron_layout))
+  if (const auto problem = run_config_problem(checkpoint, converter::bridge_layout(checkpoint)))
     described["run_config_problem"] = *problem;
   if (checkpoint.hf) {
     described["config"] = checkpoint.hf->config_text();

@@ -68,6 +68,7 @@ class Checkpoint:
         self.path, self.format, self.iteration, self.family = found["path"], found["format"], found["iteration"], found["family"]
         self.config = None if found["config"] is None else json.loads(found["config"])
         self.args, self.files = found["args"], found["files"]
+        self._bridge_layout: str = found["bridge_layout"]
         self._run_config_problem: Optional[str] = found["run_config_problem"]
         self._infos = [TensorInfo(name, dtype, tuple(shape)) for name, dtype, shape in found["tensors"]]
 

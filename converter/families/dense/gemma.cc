@@ -7,8 +7,8 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "converter/families/dense/gemma_provider.h"
 #include "converter/families/family.h"
-#include "converter/families/megatron_args.h"
 #include "distckpt/base/error.h"
 #include "distckpt/base/json.h"
 
@@ -327,55 +327,6 @@ constexpr std::string_view kGemma4Defaults =
     R"({"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262144,
         "max_position_embeddings": 131072})";
 
-constexpr std::string_view kNoScale =
-    "Megatron's arguments do not say how it scales attention: name its config.json";
-
-// Megatron-Bridge's models count the layers of local attention by themselves.
-constexpr BridgeModel kGemma2Provider{
-    .provider = "gemma.gemma2_provider.Gemma2ModelProvider",
-    .configure =
-        [](const TransformerConfig& config, nlohmann::ordered_json& provider) {
-          provider.erase("window_attn_skip_freq");
-          const auto scale = config.softmax_scale.value_or(1.0);
-          provider["query_pre_attn_scalar"] = 1.0 / (scale * scale);
-          provider["attn_logit_softcapping"] = config.attn_logit_softcapping.value_or(0.0);
-          provider["final_logit_softcapping"] = config.final_logit_softcapping.value_or(0.0);
-        },
-    .problem = [](const TransformerConfig& config) -> std::string_view {
-      if (!config.softmax_scale) return kNoScale;
-      if (config.rope_scaling.type != RopeType::kDefault)
-        return "scales positions, which its model does not";
-      return period_of_windows(config.window_attn_skip_freq) == 2
-                 ? ""
-                 : "local attention is not that of every other layer";
-    },
-};
-constexpr BridgeModel kGemma3Provider{
-    .provider = "gemma.gemma3_provider.Gemma3ModelProvider",
-    .configure =
-        [](const TransformerConfig& config, nlohmann::ordered_json& provider) {
-          provider.erase("window_attn_skip_freq");
-          const auto every = period_of_windows(config.window_attn_skip_freq).value_or(1);
-          provider["interleaved_attn_pattern"] = {every - 1, 1};
-          provider["window_size"] = config.sliding_window.value_or(0);
-          provider["softmax_scale"] = config.softmax_scale.value_or(1.0);
-          provider["rotary_base"] = {config.rotary_base_local.value_or(config.rotary_base),
-                                     config.rotary_base};
-          // Angles of local attention are not scaled.
-          provider["seq_len_interpolation_factor"] = nullptr;
-          provider["rope_scaling_factor"] = config.rope_scaling.factor;
-        },
-    .problem = [](const TransformerConfig& config) -> std::string_view {
-      if (!config.softmax_scale) return kNoScale;
-      const auto scaling = config.rope_scaling.type;
-      if (scaling != RopeType::kDefault && scaling != RopeType::kLinear)
-        return "scales positions in a way that its model does not";
-      return period_of_windows(config.window_attn_skip_freq)
-                 ? ""
-                 : "layers of local and of global attention do not alternate by a number";
-    },
-};
-
 constexpr Family kGemma[] = {
     {.model_type = "gemma2",
      .names = &kGemmaNames,
@@ -427,7 +378,8 @@ constexpr Family kGemma[] = {
      .tied = true,
      .rope_of_layers = true,
      .activation = models::Activation::kGeluTanh,
-     .configure = read_gemma4},  // Megatron's arguments do not describe it
+     .configure = read_gemma4,  // Megatron's arguments do not describe it
+     .bridge = &kGemma4Provider},
     {.model_type = "gemma4",
      .names = &kSeeingGemma4Names,
      .config_key = "text_config",

@@ -96,6 +96,9 @@ bool is_dense(const TransformerConfig& config) {
   return !config.multi_latent_attention && config.num_moe_experts == 0;
 }
 
+constexpr BridgeModel kQwen25SeeingProvider{
+    .provider = "qwen_vl.qwen25_vl_provider.Qwen25VLModelProvider",
+    .vision_config = "qwen2_5_vl.configuration_qwen2_5_vl.Qwen2_5_VLVisionConfig"};
 constexpr Family kFamilies[] = {
     {.model_type = "llama",
      .names = &kNames,
@@ -145,7 +148,8 @@ constexpr Family kFamilies[] = {
     {.model_type = "qwen2_5_vl",
      .names = &kQwen25SeeingNames,
      .config_key = "text_config",
-     .configure = read_qwen2},
+     .configure = read_qwen2,
+     .bridge_seeing = &kQwen25SeeingProvider},
     {.model_type = "qwen3_vl",
      .names = &kQwen3SeeingNames,
      .config_key = "text_config",

@@ -82,7 +82,7 @@ class AutoBridge:
             hf_model_id: as in from_hf_pretrained()
             megatron_path: the root; the checkpoint is its iteration 0, as Megatron-Bridge's are
             kwargs: of ferry.convert (tp, pp, ep, dtype, overwrite, progress, ...), torch_dtype, and those of from_hf_pretrained(). The vocabulary is
-                padded where make_vocab_size_divisible_by says so.
+                padded where make_vocab_size_divisible_by says so. Models that also see are kept whole, in Megatron-Bridge's layout.
 
         Returns:
             the report of the conversion; Megatron-Bridge returns None
@@ -98,6 +98,8 @@ class AutoBridge:
         if checkpoint._run_config_problem is not None:
             raise Error("usage", checkpoint._run_config_problem)
         options.setdefault("make_vocab_size_divisible_by", 1)
+        if checkpoint._bridge_layout != "language-model":
+            options.setdefault("megatron_layout", checkpoint._bridge_layout)
         report = _reports.convert(source.hf_pretrained, megatron_path, to="megatron", iteration=0, **options)
         write_run_config(report.target.path, hf_model_id=os.fspath(hf_model_id))
         return report

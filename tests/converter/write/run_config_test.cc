@@ -198,6 +198,17 @@ TEST(RunConfigProblem, IsAFamilyThatMegatronBridgeMakesOtherwise) {
             "mixtral: Megatron-Bridge's model of this family is not known");
 }
 
+TEST(RunConfigProblem, OfAModelThatAlsoSeesIsItsLayout) {
+  auto config = config_of({});
+  config.family = "qwen2_5_vl";
+  EXPECT_EQ(problem(config),
+            "qwen2_5_vl: Megatron-Bridge opens it in its own layout, --megatron-layout "
+            "megatron-bridge");
+  EXPECT_EQ(run_config_problem(config, MegatronLayout::kMegatronBridge), std::nullopt);
+  config.family = "mistral3";
+  EXPECT_NE(run_config_problem(config, MegatronLayout::kMegatronBridge), std::nullopt);
+}
+
 TEST(RunConfigProblem, IsAHeadThatIsNoLanguageModels) {
   EXPECT_EQ(problem(config_of({.head = "Token"})), "llama: Megatron-Bridge has no such head");
 }

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 sys.path[:0] = [str(Path(__file__).resolve().parent.parent / folder) for folder in ("convert/families", ".")]
-from bridge_models import FUSIONS, begin, forget_attention_backend
+from bridge_models import FUSIONS, begin, forget_attention_backend, name_heads_of_global_layers
 from weight_mapping import describe
 
 KERNELS = (*(f"{name}_fusion" for name in FUSIONS), "persist_layer_norm")
@@ -61,6 +61,7 @@ def main():
     from megatron.bridge import AutoBridge
     for name, job in jobs.items():
         bridge = AutoBridge.from_hf_pretrained(job["hf"])
+        name_heads_of_global_layers(bridge.hf_pretrained.config)
         report[name] = {"differences": differences(load(job["checkpoint"])[0], bridge.to_megatron_provider(load_weights=False))}
         if "saved" not in job:
             continue

@@ -19,7 +19,7 @@ ferry = pytest.importorskip("ferry", reason="the Python module is not built")
 from ferry.compat.megatron_bridge import AutoBridge, write_run_config  # noqa: E402
 
 MODELS = ["llama", "qwen2", "qwen2_tied", "qwen3", "qwen3_moe", "olmoe", "glm4_moe", "glm4_moe_lite", "deepseek_v2", "deepseek_v3", "minimax_m2", "gpt_oss",
-          "qwen3_next", "qwen3_5", "qwen3_5_moe", "gemma2", "gemma3_text", "bailing_moe_v2", "nemotron_h"]
+          "qwen3_next", "qwen3_5", "qwen3_5_moe", "gemma2", "gemma3_text", "gemma4_text", "bailing_moe_v2", "nemotron_h", "qwen2_5_vl"]
 LOADED = [model for model in MODELS if model != "olmoe"]  # whose grouped queries Megatron-Bridge's norms do not know; OLMoE itself has none
 ROUNDED = ["qwen3_next", "qwen3_5", "qwen3_5_moe", "nemotron_h"]  # Megatron-Bridge holds in bf16 what is fp32, and norms less one
 HF = DATA / "hf_llama/hf"
@@ -36,6 +36,8 @@ OWN = {"deepseek_v2": {"seq_length": [64, 4096]},
        "minimax_m2": {"rotary_percent": [0.5, 1.0], "moe_ffn_hidden_size": [24, None]},
        "gpt_oss": {"moe_aux_loss_coeff": [0.0, 0.001]},
        **{model: {"mtp_num_layers": [1, None]} for model in ("qwen3_next", "qwen3_5", "qwen3_5_moe")},
+       "gemma4_text": {"qk_layernorm": [True, False], "rotary_base": [1000000, 10000]},  # neither of which its model asks for
+       "qwen2_5_vl": {"mrope_section": [[2, 1, 1], [16, 24, 24]], "bf16": [True, False], "params_dtype": ["torch.bfloat16", "torch.float32"]},
        "gemma3_text": {"interleaved_attn_pattern": [[1, 1], [5, 1]], "softmax_scale": [8 ** -0.5, 1 / 8 ** 0.5]},
        "bailing_moe_v2": {"moe_shared_expert_intermediate_size": [40, 20], "moe_router_pre_softmax": [False, True]}}
 MESHES = {"llama": ["--tp", "2", "--pp", "2"], "qwen3_moe": ["--tp", "2", "--ep", "2"], "deepseek_v3": ["--tp", "4"]}

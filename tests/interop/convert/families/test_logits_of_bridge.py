@@ -50,7 +50,7 @@ FAMILIES = {  # name: options of `ferry convert`, and what Megatron-Bridge does 
     "deepseek_v32": (PREDICTING, {**SPARSE, "of_config": {"indexer_rope_interleave": False, "first_k_dense_replace": 1}}),
 }
 # Their models are those that run_config.yaml describes.
-DESCRIBED = {"llama", "yarn", "qwen3_moe", "glm4_moe", "gpt_oss", "qwen3_next", "qwen3_5", "qwen3_5_moe", "gemma2", "gemma3_text", "olmoe", "minimax_m2",
+DESCRIBED = {"llama", "yarn", "qwen3_moe", "glm4_moe", "gpt_oss", "qwen3_next", "qwen3_5", "qwen3_5_moe", "gemma2", "gemma3_text", "gemma4_text", "olmoe", "minimax_m2",
              "kimi_k2", "bailing_moe_v2", "glm_moe_dsa", "glm_5_2"}
 UNPREDICTING = {"glm_moe_dsa", "deepseek_v32"}  # Megatron-Bridge leaves their prediction layer behind
 # Half a unit in the last place of each weight changes Gemma 4's logits by 2e-4, so sharp is its attention. The norms of latent queries and keys have an
