@@ -131,9 +131,10 @@ void add_convert(CLI::App& app) {
             options.megatron_layout = converter::megatron_layout(name);
           },
           "Where a Megatron target keeps a model that also sees: its language model alone, with "
-          "the vision tower beside it, or both as Megatron-Bridge or mbridge (verl) names them. "
-          "Default: as the source, or language-model")
-      ->check(CLI::IsMember({"language-model", "megatron-bridge", "mbridge"}));
+          "the vision tower beside it, or both as Megatron-Bridge or mbridge (verl) names them; "
+          "slime: gated delta nets under Hugging Face's names. Default: as the source, or "
+          "language-model")
+      ->check(CLI::IsMember({"language-model", "megatron-bridge", "mbridge", "slime"}));
   command
       ->add_option_function<std::string>(
           "--dtype",

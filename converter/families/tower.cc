@@ -18,10 +18,11 @@ using distckpt::Shape;
 
 constexpr std::string_view kAny = "**";
 
-constexpr std::array<std::pair<MegatronLayout, std::string_view>, 3> kLayoutNames{{
+constexpr std::array<std::pair<MegatronLayout, std::string_view>, 4> kLayoutNames{{
     {MegatronLayout::kLanguageModel, "language-model"},
     {MegatronLayout::kMegatronBridge, "megatron-bridge"},
     {MegatronLayout::kMbridge, "mbridge"},
+    {MegatronLayout::kSlime, "slime"},
 }};
 
 std::span<const TowerRule> rules_of(const Family& family, MegatronLayout layout) {
@@ -196,6 +197,10 @@ class Tower {
 };
 
 }  // namespace
+
+bool keeps_tower(MegatronLayout layout) {
+  return layout == MegatronLayout::kMegatronBridge || layout == MegatronLayout::kMbridge;
+}
 
 std::string_view layout_name(MegatronLayout layout) {
   return std::ranges::find(kLayoutNames, layout, &decltype(kLayoutNames)::value_type::first)

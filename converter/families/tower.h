@@ -18,14 +18,20 @@
 
 namespace ferry::converter {
 
-// The place of a model that also sees in a Megatron checkpoint. Other models have the first one.
+// The place of a model that also sees, or of its gated delta nets, in a Megatron checkpoint. Other
+// models have the first one.
 enum class MegatronLayout : std::uint8_t {
   kLanguageModel,   // the language model's keys as they are; the tower beside it, in the sidecar
   kMegatronBridge,  // Megatron-Bridge's: keys below "language_model.", the tower beside them
   kMbridge,         // mbridge's: the same, with another tower
+  kSlime,           // the first, but for delta nets: open/slime_layout.h
 };
 
 inline constexpr std::string_view kLanguageModelPrefix = "language_model.";
+
+// True if the tower of a model that also sees is in the checkpoint, beside a language model below a
+// prefix.
+bool keeps_tower(MegatronLayout layout);
 
 std::string_view layout_name(MegatronLayout layout);  // "megatron-bridge"
 std::optional<MegatronLayout> megatron_layout(std::string_view name);

@@ -60,9 +60,10 @@ Checkpoint open(const Location& location, const OpenOptions& options) {
       require(checkpoint.megatron_layout == MegatronLayout::kLanguageModel ||
                   checkpoint.training_state.empty(),
               ErrorKind::kUsage,
-              "{}: optimizer and RNG of a model that also sees are not converted: leave them "
-              "behind with --no-save-optim",
-              location.folder.string());
+              "{}: optimizer and RNG of a model {} are not converted: leave them behind with "
+              "--no-save-optim",
+              location.folder.string(),
+              keeps_tower(checkpoint.megatron_layout) ? "that also sees" : "in slime's layout");
       add_training_state(checkpoint);
     }
     checkpoint.files = files;

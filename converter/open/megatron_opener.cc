@@ -9,6 +9,7 @@
 #include "converter/families/megatron_args.h"
 #include "converter/families/megatron_links.h"
 #include "converter/families/tower.h"
+#include "converter/open/slime_layout.h"
 #include "distckpt/base/error.h"
 #include "distckpt/elements/cast.h"
 #include "distckpt/formats/torch_dist.h"
@@ -72,7 +73,10 @@ class MegatronOpener {
     if (stored_.assemble) stored_.assemble(checkpoint_.map, stored_);
     checkpoint_.layout = std::move(stored_.layout);
     checkpoint_.checksums = std::move(stored_.checksums);
-    checkpoint_.links = link_megatron(checkpoint_.map, checkpoint_.layout, LinkedSide::kSource);
+    const bool slime = is_slime_layout(stored_.outline);
+    const auto stored_map = slime ? in_slime_layout(checkpoint_.map) : ModelMap();
+    const auto& map = slime ? stored_map : checkpoint_.map;
+    checkpoint_.links = link_megatron(map, checkpoint_.layout, LinkedSide::kSource);
     link_replicas(std::move(stored_.replicas), checkpoint_.layout, checkpoint_.links);
     checkpoint_.tensors = checkpoint_.map.tensors;
     for (const auto& link : checkpoint_.links.links) {
@@ -81,9 +85,13 @@ class MegatronOpener {
       checkpoint_.tensors[link.model].dtype = stored.dtype;
     }
     if (checkpoint_.hf) restore_dtypes(*checkpoint_.hf, checkpoint_.tensors, checkpoint_.map);
-    add_tower();
+    if (slime) {
+      checkpoint_.megatron_layout = MegatronLayout::kSlime;
+    } else {
+      add_tower();
+    }
     add_derived();
-    check_object_keys(checkpoint_.map, stored_.objects);
+    check_object_keys(map, stored_.objects);
     // Elsewhere it holds the model itself, or arguments alone.
     if (stored_.common && stored_.common_is_apart)
       checkpoint_.common = std::make_shared<distckpt::Pickle>(std::move(*stored_.common));
@@ -94,10 +102,15 @@ class MegatronOpener {
   void read_config() {
     const auto& folder = checkpoint_.location.folder;
     const auto& common = stored_.common;
+    const bool slime = is_slime_layout(stored_.outline);
+    require(!slime || checkpoint_.hf, ErrorKind::kNotFound,
+            "{}: slime's arguments do not say the sizes of gated delta nets; name the folder of "
+            "config.json with --hf-config",
+            folder.string());
     const auto args =
-        common ? with_context([&] { return fmt::format("reading {}", common->source()); },
-                              [&] { return read_args(distckpt::common_dict(*common)); })
-               : std::nullopt;
+        common && !slime ? with_context([&] { return fmt::format("reading {}", common->source()); },
+                                        [&] { return read_args(distckpt::common_dict(*common)); })
+                         : std::nullopt;
     if (checkpoint_.hf) {
       config_ = parse_hf_config(checkpoint_.hf->config_text(), checkpoint_.hf->config_source());
       if (args)

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "converter/families/megatron_links.h"
+#include "converter/open/slime_layout.h"
 #include "converter/optimizer/common_state.h"
 #include "converter/optimizer/optimizer_tensors.h"
 #include "converter/optimizer/sharded_state.h"
@@ -59,10 +60,12 @@ class MegatronTarget : public FileTarget {
       : source_(source),
         options_(options),
         folder_(folder),
-        torch_dist_(make(source, tensors, options, folder)) {
+        slime_map_(options.layout == MegatronLayout::kSlime ? in_slime_layout(source.map)
+                                                            : ModelMap()),
+        torch_dist_(make(source, written_map(), tensors, options, folder)) {
     layout_ = torch_dist_.layout();
-    links_ = link_megatron(source.map, layout_);
-    if (keeps_tower())
+    links_ = link_megatron(written_map(), layout_);
+    if (keeps_tower(options.layout))
       link_tower(source.map, options.layout, tensors, heads_of_tower(source), layout_, links_);
     if (const auto& training = source.training)
       link_optimizer(source.map, training->optimizer.kinds, training->first_tensor, layout_,
@@ -132,18 +135,27 @@ class MegatronTarget : public FileTarget {
     return options_.run_config && !run_config_problem(source_, options_.layout);
   }
 
+  // The parameters under the names that they have in the target.
+  const ModelMap& written_map() const {
+    return options_.layout == MegatronLayout::kSlime ? slime_map_ : source_.map;
+  }
+
   static distckpt::TorchDistTarget make(const Checkpoint& source,
+                                        const ModelMap& written_map,
                                         const std::vector<ModelTensor>& tensors,
                                         const MegatronTargetOptions& options,
                                         const fs::path& folder) {
-    const auto dtypes = stored_dtypes(source.map, tensors);
+    const auto dtypes = stored_dtypes(written_map, tensors);
     const auto states_of = [&](const ModelMap& map, const std::vector<DType>& of) {
       return options.mesh != nullptr ? sharded_state(map, of, options.mesh->ranks)
                                      : sharded_state(map, of, options.parallel);
     };
-    auto ranks = states_of(source.map, dtypes);
-    if (options.layout != MegatronLayout::kLanguageModel)
-      add_tower(source, tensors, options, ranks);
+    auto ranks = states_of(written_map, dtypes);
+    require(options.layout != MegatronLayout::kSlime || !source.training, ErrorKind::kUsage,
+            "--megatron-layout {}: optimizer and RNG are not converted: leave them behind with "
+            "--no-save-optim",
+            layout_name(options.layout));
+    if (keeps_tower(options.layout)) add_tower(source, tensors, options, ranks);
     // The dtype of most of the model is that of its first weight.
     WrittenState written{.dtype = dtypes.front(),
                          .iteration = options.iteration.number.value_or(0)};
@@ -169,8 +181,6 @@ class MegatronTarget : public FileTarget {
               write_common_state(pickle, source.map.config, options.parallel, written, carried);
             }};
   }
-
-  bool keeps_tower() const { return options_.layout != MegatronLayout::kLanguageModel; }
 
   static std::int64_t heads_of_tower(const Checkpoint& source) {
     require_hf_form(source);
@@ -212,7 +222,7 @@ class MegatronTarget : public FileTarget {
     }
     const auto is_beside = [&](std::uint32_t i) {
       return tensors[i].role == distckpt::Role::kDerived || kept.contains(i) ||
-             (!keeps_tower() && source_.map.is_carried(tensors[i].name));
+             (!keeps_tower(options_.layout) && source_.map.is_carried(tensors[i].name));
     };
     std::vector<distckpt::SafetensorsEntry> entries;
     for (std::uint32_t i = 0; i < tensors.size(); ++i) {
@@ -234,6 +244,7 @@ class MegatronTarget : public FileTarget {
   const Checkpoint& source_;
   MegatronTargetOptions options_;
   fs::path folder_;
+  const ModelMap slime_map_;
   distckpt::TorchDistTarget torch_dist_;
   std::optional<distckpt::SafetensorsHeader> derived_;
   std::map<std::string, DType> narrow_;  // of tensors that Megatron widens to fp32

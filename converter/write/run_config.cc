@@ -268,6 +268,8 @@ std::optional<std::string> run_config_problem(const models::TransformerConfig& c
 
 std::optional<std::string> run_config_problem(const Checkpoint& source, MegatronLayout layout) {
   const auto& family = source.map.config.family;
+  if (layout == MegatronLayout::kSlime)
+    return fmt::format("{}: Megatron-Bridge does not know slime's delta nets", family);
   if (layout == MegatronLayout::kMbridge || (source.hf && !source.hf->part.empty()))
     return fmt::format("{}: Megatron-Bridge opens whole language models", family);
   if (layout == MegatronLayout::kMegatronBridge && !source.hf)

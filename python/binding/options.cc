@@ -135,7 +135,7 @@ converter::ConvertOptions convert_options(const Options& options) {
       .selection = options.selection(),
       .parallel = options.parallel(),
       .megatron_layout =
-          named(options, "megatron_layout", "language-model, megatron-bridge, mbridge",
+          named(options, "megatron_layout", "language-model, megatron-bridge, mbridge, slime",
                 converter::megatron_layout),
       .dtype = options.dtype(),
       .keep_quantized = options.get<bool>("keep_quantized"),

@@ -340,7 +340,8 @@ def convert(source: Path, target: Path, *, to: Optional[str] = None, iteration: 
         source: a checkpoint of any format
         target: a folder: of Hugging Face files, a Megatron root, an archive's
         to: "hf", "megatron" or "h5". Default: the other format
-        megatron_layout: where a Megatron target keeps a model that also sees: "language-model", "megatron-bridge" or "mbridge". Default: as the source
+        megatron_layout: where a Megatron target keeps a model that also sees ("language-model", "megatron-bridge", "mbridge") or its gated delta
+            nets ("slime"). Default: as the source
         mtp: prediction layers: "keep" those that are there, "drop" them, or "error" if config.json names some that are missing
         quantize: "fp8-block", "fp8-block-lossless" or "mxfp4"
         dry_run: "plan" plans and writes nothing; "read" also reads and digests

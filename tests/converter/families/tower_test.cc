@@ -162,7 +162,7 @@ TEST(ComputedTower, IsLinkedToItsOwnKeys) {
 }
 
 TEST(MegatronLayout, HasANameEach) {
-  for (const auto* name : {"language-model", "megatron-bridge", "mbridge"}) {
+  for (const auto* name : {"language-model", "megatron-bridge", "mbridge", "slime"}) {
     const auto layout = megatron_layout(name);
     ASSERT_TRUE(layout.has_value()) << name;
     EXPECT_EQ(layout_name(*layout), name);

@@ -76,7 +76,7 @@ def test_prediction_layers_are_dropped(work):
     assert error.value.kind == "usage" and not (work / "two").exists()
 
 
-@pytest.mark.parametrize("option, known", [("megatron_layout", "language-model, megatron-bridge, mbridge"), ("mtp", "keep, drop, error"),
+@pytest.mark.parametrize("option, known", [("megatron_layout", "language-model, megatron-bridge, mbridge, slime"), ("mtp", "keep, drop, error"),
                                            ("quantize", "fp8-block, fp8-block-lossless, mxfp4")])
 def test_a_name_that_is_not_known_is_refused_with_those_that_are(option, known, work):
     with pytest.raises(ferry.Error) as error:

@@ -1,0 +1,83 @@
+"""Gated delta nets as slime's checkpoints keep them: Hugging Face's tensors below self_attention, by the names that slime_plugins/mbridge/qwen3_next.py and
+slime_plugins/models/qwen3_5.py give them. slime needs a GPU; megatron-core's reader and torch are the judges of what is written."""
+import re
+import shutil
+
+import pytest
+import torch
+
+from bridge_reference import stored
+from support import DATA, iteration_folder, refuse, run_ok, tree
+from test_megatron_layouts import seen_by_megatron_core
+from tiny_models import load_hf_sd
+
+NEXT = {"in_proj_qkvz.weight", "in_proj_ba.weight"}
+OF_35 = {"in_proj_qkv.weight", "in_proj_z.weight", "in_proj_b.weight", "in_proj_a.weight"}
+ALL = {"A_log", "dt_bias", "conv1d.weight", "norm.weight", "out_proj.weight"}
+MODELS = {"qwen3_next": NEXT, "qwen3_5": OF_35, "qwen3_5_moe": OF_35, "qwen3_5_vl": OF_35}
+KEY = re.compile(r"decoder\.layers\.(\d+)\.self_attention\.((?:linear_attn|input_layernorm)\..*)")
+
+
+def of_delta_nets(hf):
+    """{key in slime: tensor} of a Hugging Face folder"""
+    tensors = load_hf_sd(str(hf))
+    layers = {match.group(1, 2) for match in (re.match(r"(.*layers\.(\d+)\.)linear_attn\.", name) for name in tensors) if match and "mtp" not in match[1]}
+    return {f"decoder.layers.{layer}.self_attention.{name.removeprefix(prefix)}": tensor for prefix, layer in layers for name, tensor in tensors.items()
+            if name.startswith((prefix + "linear_attn.", prefix + "input_layernorm."))}
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("layout", [["--tp", 2], ["--pp", 2, "--num-layers-in-first-pipeline-stage", 1]], ids=["tp2", "pp2"])
+def test_the_tensors_are_hugging_faces_whole(model, layout, work):
+    hf = DATA / f"hf_{model}/hf"
+    run_ok("convert", hf, work / "slime", "--megatron-layout", "slime", *layout)
+    found = {key: tensor for key, tensor in stored(work / "slime").items() if KEY.fullmatch(key)}
+    wanted = of_delta_nets(hf)
+    assert {KEY.fullmatch(key)[2].removeprefix("linear_attn.") for key in wanted} == MODELS[model] | ALL | {"input_layernorm.weight"}
+    assert found.keys() == wanted.keys() and all(torch.equal(found[key], tensor) and found[key].dtype == tensor.dtype for key, tensor in wanted.items())
+    assert not [key for key in stored(work / "slime") if "self_attention.in_proj" in key or "self_attention.out_norm" in key]
+    assert wanted.keys() <= set(seen_by_megatron_core(work / "slime"))
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_comes_back_byte_for_byte(model, work):
+    hf = DATA / f"hf_{model}/hf"
+    run_ok("convert", hf, work / "slime", "--tp", 2, "--megatron-layout", "slime")
+    run_ok("convert", work / "slime", work / "relaid", "--to", "megatron", "--no-save-optim")  # the layout stays
+    assert set(stored(work / "relaid")) == set(stored(work / "slime"))
+    run_ok("convert", work / "slime", work / "usual", "--to", "megatron", "--megatron-layout", "language-model", "--tp", 2)
+    run_ok("convert", hf, work / "straight", "--tp", 2)
+    assert set(stored(work / "usual")) == set(stored(work / "straight"))
+    for folder in ("slime", "relaid", "usual"):
+        run_ok("convert", work / folder, work / f"{folder}-back")
+        assert tree(work / f"{folder}-back") == tree(hf)
+        run_ok("verify", hf, work / folder)
+    run_ok("verify", work / "slime", work / "straight")
+
+
+@pytest.mark.parametrize("model", ["qwen3_next", "qwen3_5"])
+def test_a_checkpoint_whose_arguments_know_nothing_of_delta_nets(model, work):
+    """... as slime saves them: by its module, not by Megatron-LM's arguments."""
+    hf = DATA / f"hf_{model}/hf"
+    run_ok("convert", hf, work / "slime", "--tp", 2, "--megatron-layout", "slime")
+    folder = iteration_folder(work / "slime")
+    shutil.rmtree(folder / "ferry")
+    (folder / "run_config.yaml").unlink(missing_ok=True)
+    common = torch.load(folder / "common.pt", weights_only=False)
+    for name in [name for name in vars(common["args"]) if name.startswith("linear_") or name == "experimental_attention_variant"]:
+        delattr(common["args"], name)
+    torch.save(common, folder / "common.pt")
+    refuse("convert", work / "slime", work / "out", words=["delta nets", "--hf-config"])
+    run_ok("convert", work / "slime", work / "out", "--hf-config", hf)
+    found, wanted = load_hf_sd(str(work / "out")), load_hf_sd(str(hf))
+    assert found.keys() == wanted.keys() and all(torch.equal(found[name].float(), tensor.float()) for name, tensor in wanted.items())
+
+
+def test_models_without_delta_nets_have_no_such_layout(work):
+    refuse("convert", DATA / "hf_llama/hf", work / "out", "--megatron-layout", "slime", words=["--megatron-layout slime", "llama", "no gated delta nets"])
+
+
+def test_there_is_no_run_config(work):
+    said = run_ok("convert", DATA / "hf_qwen3_next/hf", work / "slime", "--megatron-layout", "slime").stdout
+    assert "no run_config.yaml: qwen3_next: Megatron-Bridge does not know slime's delta nets" in said
+    assert not list(work.rglob("run_config.yaml"))
