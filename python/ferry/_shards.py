@@ -158,7 +158,8 @@ def load_into(checkpoint: Union[Checkpoint, Path], sharded_state_dict: Mapping[s
     Args:
         checkpoint: opened, or its folder
         sharded_state_dict: model.sharded_state_dict() of a GPTModel: ShardedTensors and their factories are filled where they lie; objects (extra
-            states) are left alone. Tensors of a GPU go through host memory of their size.
+            states) are left alone. Of a rank with several chunks (virtual pipeline stages) all of them: {"model0": ..., "model1": ...}. Tensors of a
+            GPU go through host memory of their size.
         hf_config: a folder with the config.json that a Megatron checkpoint lacks
         round: rounds to nearest where the model has a narrower dtype. Default: a value that would be rounded is an Error
         group: of ranks. Default: all
@@ -183,12 +184,13 @@ def _mesh(given: Dict[str, Optional[int]]) -> Dict[str, int]:
     if state is not None and state.model_parallel_is_initialized():
         found = {"tp": state.get_tensor_model_parallel_world_size(), "pp": state.get_pipeline_model_parallel_world_size(),
                  "ep": state.get_expert_model_parallel_world_size(), "etp": state.get_expert_tensor_parallel_world_size()}
+        found["vpp"] = state.get_virtual_pipeline_model_parallel_world_size() or 1
     return {name: value if value is not None else found.get(name, 1) for name, value in given.items()}
 
 
 def save_from(path: Path, sharded_state_dict: Mapping[str, Any], *, like: Union[Checkpoint, Path], iteration: Iteration = None, tp: Optional[int] = None,
-              pp: Optional[int] = None, ep: Optional[int] = None, etp: Optional[int] = None, make_vocab_size_divisible_by: Optional[int] = None,
-              overwrite: bool = False, group: Any = None, threads: int = 0, max_memory: Size = "192MiB", progress: Progress = None) -> SaveReport:
+              pp: Optional[int] = None, ep: Optional[int] = None, etp: Optional[int] = None, vpp: Optional[int] = None,
+              make_vocab_size_divisible_by: Optional[int] = None, overwrite: bool = False, group: Any = None, threads: int = 0, max_memory: Size = "192MiB", progress: Progress = None) -> SaveReport:
     """Saves the shards of a megatron-core model as a Megatron-Core checkpoint (torch_dist). It appears when all ranks have written and proved theirs, or not at all.
 
     All ranks of torch.distributed call it; they see one file system.
@@ -198,7 +200,7 @@ def save_from(path: Path, sharded_state_dict: Mapping[str, Any], *, like: Union[
         sharded_state_dict: as in load_into()
         like: the checkpoint that the model was made from: its configuration, and config.json and tokenizer, which go along
         iteration: a number. Default: "release"
-        tp, pp, ep, etp: what the saved arguments say. Default: the sizes of megatron.core.parallel_state, else 1
+        tp, pp, ep, etp, vpp: what the saved arguments say. Default: the sizes of megatron.core.parallel_state, else 1
         make_vocab_size_divisible_by: likewise. Default: 128 if that gives the model's rows, else what gives them
         overwrite: replaces this iteration, atomically
         progress: see Progress
@@ -208,7 +210,7 @@ def save_from(path: Path, sharded_state_dict: Mapping[str, Any], *, like: Union[
     shards.from_devices()
     place, gather = _ranks(group)
     origin = _opened(like)
-    mesh = _mesh(dict(tp=tp, pp=pp, ep=ep, etp=etp))
+    mesh = _mesh(dict(tp=tp, pp=pp, ep=ep, etp=etp, vpp=vpp))
     if make_vocab_size_divisible_by is None:
         make_vocab_size_divisible_by = 128
         vocabulary = (origin.config or {}).get("vocab_size")

@@ -22,7 +22,7 @@ import time
 import warnings
 
 from cpu_stand_ins import install_cpu_patches, install_mamba_stub, install_te_stub
-from megatron_model import assemble_full, build_model, forward_logits, init_dist
+from megatron_model import assemble, build_model, forward_logits, init_dist
 from weight_mapping import arch_of, describe, hf_to_megatron, padded_vocab, stack_full
 
 warnings.filterwarnings("ignore")
@@ -89,6 +89,16 @@ def load_by_ferry(job, sharded):
         assert saved.proved
 
 
+def sharded_state_dict(chunks, metadata):
+    """{"model": ...}, or {"model0": ..., "model1": ...} of the chunks of an interleaved pipeline, as Megatron's trainer names them"""
+    def state(chunk):
+        try:
+            return chunk.sharded_state_dict(metadata=metadata)
+        except TypeError:
+            return chunk.sharded_state_dict()
+    return {"model": state(chunks[0])} if len(chunks) == 1 else {f"model{i}": state(chunk) for i, chunk in enumerate(chunks)}
+
+
 def load(job, rank):
     """Runs in every rank; rank 0 returns {"bad": [...], ...}."""
     import torch
@@ -98,7 +108,7 @@ def load(job, rank):
     parallel_state.destroy_model_parallel()
     for group in [group for group in dist.distributed_c10d._world.pg_map if group is not dist.group.WORLD]:
         dist.destroy_process_group(group)  # each has threads that look every few milliseconds: a thousand of them leave no time for anything else
-    parallel_state.initialize_model_parallel(job.tp, job.pp, expert_model_parallel_size=job.ep,
+    parallel_state.initialize_model_parallel(job.tp, job.pp, virtual_pipeline_model_parallel_size=job.vpp, expert_model_parallel_size=job.ep,
                                              expert_tensor_parallel_size=job.etp)
     random.initialize_rng_tracker()
     random.get_cuda_rng_tracker().fork = lambda *a, **k: contextlib.nullcontext()
@@ -107,11 +117,14 @@ def load(job, rank):
     arch = arch_of(json.load(open(os.path.join(job.hf, "config.json"))))
     vpad = job.vpad or padded_vocab(arch["vocab"], job.tp, 4)
     uneven = {}
-    if job.pp > 1 and arch["layers"] % job.pp:
+    if job.vpp:
+        uneven = dict(virtual_pipeline_model_parallel_size=job.vpp)
+    elif job.pp > 1 and arch["layers"] % job.pp:
         uneven = dict(num_layers_in_first_pipeline_stage=arch["layers"] // job.pp)
     te = job.spec == "te"
     dtype = dict(bf16=torch.bfloat16, fp32=torch.float32, fp16=torch.float16)[job.dtype]
-    model = build_model(arch, job.tp, job.pp, job.ep, job.etp, dtype, te, vpad, uneven)
+    chunks = [build_model(arch, job.tp, job.pp, job.ep, job.etp, dtype, te, vpad, uneven, stage) for stage in (range(job.vpp) if job.vpp else [None])]
+    model = torch.nn.ModuleList(chunks)
     for module in model.modules():
         if hasattr(module, "_maintain_float32_expert_bias"):
             module._maintain_float32_expert_bias()
@@ -122,23 +135,21 @@ def load(job, rank):
     common = {} if job.by_ferry else dist_checkpointing.load_common_state_dict(folder)
     metadata = dict(common.get("content_metadata") or {})
     metadata["dp_cp_group"] = parallel_state.get_data_parallel_group(with_context_parallel=True)
-    try:
-        sharded = model.sharded_state_dict(metadata=metadata)
-    except TypeError:
-        sharded = model.sharded_state_dict()
+    sharded = sharded_state_dict(chunks, metadata)
     if job.by_ferry:
-        load_by_ferry(job, sharded)
+        load_by_ferry(job, sharded["model"] if len(chunks) == 1 else sharded)
     else:
-        loaded = dist_checkpointing.load({"model": sharded}, folder, strict=job.strict)
+        loaded = dist_checkpointing.load(sharded, folder, strict=job.strict)
         if isinstance(loaded, tuple):
             loaded = loaded[0]
-        model.load_state_dict(loaded["model"], strict=False)
-    full = assemble_full(model, metadata)
+        for name, chunk in zip(sharded, chunks):
+            chunk.load_state_dict(loaded[name], strict=False)
+    full = assemble(sharded_state_dict(chunks, metadata))
 
     bad, error = [], None
     if job.logits:
         reference = reference_logits(job.hf, rank)
-        logits = forward_logits(model.float(), prompt(arch["vocab"]), arch)
+        logits = forward_logits(chunks[0].float(), prompt(arch["vocab"]), arch)
         if logits is not None:  # this rank is in the last pipeline stage
             error = ((logits - reference).abs().max() / reference.abs().max()).item()
             if not error < job.tolerance:
@@ -218,6 +229,7 @@ def job_parser():
     p.add_argument("--hf", help="Hugging Face folder; config.json describes the model, weights are read for --logits and --expect-hf")
     for size in ("tp", "pp", "ep", "etp"):
         p.add_argument("--" + size, type=int, default=1)
+    p.add_argument("--vpp", type=int, help="chunks of each pipeline stage (interleaved)")
     p.add_argument("--vpad", type=int, help="rows of the model's vocabulary tensors (default: the next multiple of 4 TP)")
     p.add_argument("--spec", default="te", choices=["te", "local"], help="te is what training uses")
     p.add_argument("--dtype", default="bf16")

@@ -95,12 +95,15 @@ def with_norms_after(spec):
     return spec
 
 
-def build_model(a, tp, pp, ep, etp, dtype, te, vpad, extra=None):
+def build_model(a, tp, pp, ep, etp, dtype, te, vpad, extra=None, vp_stage=None):
+    """The model of this rank's pipeline stage, or of one of its chunks, vp_stage, where `extra` sets virtual_pipeline_model_parallel_size."""
     from megatron.core import parallel_state as ps
     from megatron.core.models.gpt import gpt_layer_specs as S
     from megatron.core.models.gpt.gpt_model import GPTModel
     import inspect
     cfg = build_config(a, tp, pp, ep, etp, dtype, te, extra)
+    chunk = {} if vp_stage is None else {"vp_stage": vp_stage}
+    ends = {} if vp_stage is None else {"ignore_virtual": False, "vp_stage": vp_stage}
     if a.get("pattern"):
         from megatron.core.models.hybrid.hybrid_layer_specs import hybrid_stack_spec
         from megatron.core.models.hybrid.hybrid_model import HybridModel
@@ -112,7 +115,7 @@ def build_model(a, tp, pp, ep, etp, dtype, te, vpad, extra=None):
         from megatron.core.models.gpt import experimental_attention_variant_module_specs as variants
         spec = variants.get_transformer_block_with_experimental_attention_variant_spec(cfg)
     elif a["experts"] or a["mtp"]:
-        kw = dict(use_transformer_engine=bool(te), normalization="RMSNorm")
+        kw = dict(use_transformer_engine=bool(te), normalization="RMSNorm", **chunk)
         kw = {k: v for k, v in kw.items() if k in inspect.signature(S.get_gpt_decoder_block_spec).parameters}
         spec = S.get_gpt_decoder_block_spec(cfg, **kw)
     elif te:
@@ -127,8 +130,8 @@ def build_model(a, tp, pp, ep, etp, dtype, te, vpad, extra=None):
     mtp = S.get_gpt_mtp_block_spec(cfg, spec, use_transformer_engine=bool(te)) if a["mtp"] else None
     m = GPTModel(cfg, spec, vocab_size=vpad, max_sequence_length=a["max_pos"], position_embedding_type="yarn" if a.get("yarn") else "rope",
                  rotary_base=a["rope_theta"], rotary_percent=a.get("rotary", 1.0), share_embeddings_and_output_weights=a["tied"],
-                 pre_process=ps.is_pipeline_first_stage(), post_process=ps.is_pipeline_last_stage(),
-                 **({"mtp_block_spec": mtp} if mtp else {}))
+                 pre_process=ps.is_pipeline_first_stage(**ends), post_process=ps.is_pipeline_last_stage(**ends),
+                 **({"mtp_block_spec": mtp} if mtp else {}), **chunk)
     return m.eval()
 
 

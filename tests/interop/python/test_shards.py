@@ -16,6 +16,9 @@ LOADED = {
     "tied_pp2": ("hf_qwen2_tied/hf", "hf_qwen2_tied", dict(pp=2)),
     "mixtral_tp2ep2": ("hf_mixtral/hf", "hf_mixtral", dict(tp=2, ep=2)),
     "qwen3_moe_ep4": ("qwen3moe_ep2", "hf_qwen3_moe", dict(ep=4)),
+    "llama_pp2_vpp2": ("hf_llama/hf", "hf_llama", dict(pp=2, vpp=2)),
+    "llama_tp2_pp2_vpp2": ("llama_tp2pp2", "hf_llama", dict(tp=2, pp=2, vpp=2)),
+    "tied_pp2_vpp2": ("hf_qwen2_tied/hf", "hf_qwen2_tied", dict(pp=2, vpp=2)),
     "deepseek_v3_tp2ep2": ("deepseek_v3_tp2pp2", "hf_deepseek_v3", dict(tp=2, ep=2)),
 }
 
@@ -34,6 +37,7 @@ def loaded(tmp_path_factory):
 def test_a_model_of_megatron_is_filled_and_saved(case, loaded):
     _, model, mesh = LOADED[case]
     report = ferry.verify(DATA / model / "hf", loaded[case])
+    assert ferry.open(loaded[case]).args["virtual_pipeline_model_parallel_size"] == mesh.get("vpp", 1)
     if mesh.get("spec") == "local":  # its norms are fp32, whatever the model is
         assert {(one.kind, one.detail) for one in report.tensors} == {("dtype", "bf16, fp32")}
     else:
@@ -42,8 +46,8 @@ def test_a_model_of_megatron_is_filled_and_saved(case, loaded):
 
 def test_megatron_loads_what_was_saved(loaded, work):
     """... on another mesh."""
-    cases = ["hf_llama_tp2pp2", "mixtral_tp2ep2", "tied_pp2"]
-    meshes = [dict(tp=1, pp=2), dict(tp=2), dict(tp=2)]
+    cases = ["hf_llama_tp2pp2", "mixtral_tp2ep2", "tied_pp2", "llama_pp2_vpp2"]
+    meshes = [dict(tp=1, pp=2), dict(tp=2), dict(pp=2, vpp=2), dict(tp=2)]
     jobs = [{"ckpt": str(loaded[case]), "hf": str(DATA / LOADED[case][1] / "hf"), "expect_hf": True, "vpad": 256, **mesh}
             for case, mesh in zip(cases, meshes)]
     load_with_megatron("mc0192", jobs, cases, work)
