@@ -1,13 +1,21 @@
-"""A loader of weights for vLLM, from a checkpoint of any format: load format "ferry".
+"""A loader of weights for vLLM, from a checkpoint of any format: load format "ferry", and weight transfer backend "ferry".
 
     import ferry.compat.vllm
     ferry.compat.vllm.register()    # vLLM calls it itself where this package is installed: it is a plugin
     llm = vllm.LLM(model="hf", load_format="ferry", model_loader_extra_config={"checkpoint": "megatron"})
 
-Configuration and tokenizer are those of `model`, a Hugging Face folder that needs no weights.
-"""
-from typing import Any, Iterator, Mapping, Tuple
+Configuration and tokenizer are those of `model`, a Hugging Face folder that needs no weights. A running engine takes the weights of another checkpoint:
 
+    llm = vllm.LLM(model="hf", weight_transfer_config=WeightTransferConfig(backend="ferry"))
+    llm.init_weight_transfer_engine(WeightTransferInitRequest())
+    llm.start_weight_update()
+    llm.update_weights(WeightTransferUpdateRequest(update_info={"checkpoint": "megatron"}))
+    llm.finish_weight_update()
+"""
+from dataclasses import dataclass, field
+from typing import Any, Dict, Iterator, Mapping, Tuple
+
+from .. import _shards
 from .._checkpoint import open
 from .._errors import Error
 
@@ -40,7 +48,7 @@ def weights_iterator(model: Any, extra_config: Mapping[str, Any]) -> Iterator[Tu
 
 
 def register(load_format: str = "ferry") -> None:
-    """Registers the loader with vLLM, which has to be installed."""
+    """Registers the loader with vLLM, which has to be installed, and its weight transfer backend of that name, where vLLM has such (0.25)."""
     from vllm.model_executor.model_loader import register_model_loader
     from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
@@ -57,3 +65,56 @@ def register(load_format: str = "ferry") -> None:
             model.load_weights(self.get_all_weights(model_config, model))
 
     register_model_loader(load_format)(FerryModelLoader)
+    try:
+        from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+        engine = weight_transfer_engine()
+    except ImportError:
+        return
+    if load_format not in WeightTransferEngineFactory._registry:  # plugins are loaded more than once
+        WeightTransferEngineFactory.register_engine(load_format, engine)
+
+
+def weight_transfer_engine() -> type:
+    """-> vLLM's WeightTransferEngine by Ferry, with the methods of vLLM 0.25: each worker reads the checkpoint that an update names, within a layerwise reload
+
+    update_info is {"checkpoint": its folder or address, as every worker sees it, "options": as extra_config of weights_iterator()}. On the trainer's side
+    trainer_send_weights(iterator of (Hugging Face name, tensor), {"checkpoint": a folder, "like": the model, and what ferry.save() takes}) saves such a
+    checkpoint. vLLM has to be installed.
+    """
+    from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
+    from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+    @dataclass
+    class FerryInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
+        """Nothing: the checkpoint is all that both sides share."""
+
+    @dataclass
+    class FerryUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
+        checkpoint: str
+        options: Dict[str, Any] = field(default_factory=dict)
+
+    class FerryWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
+        init_info_cls = FerryInitInfo
+        update_info_cls = FerryUpdateInfo
+
+        def init_transfer_engine(self, init_info: Any) -> None:
+            """Has nothing to do."""
+
+        def start_weight_update(self) -> None:
+            initialize_layerwise_reload(self.model)
+
+        def receive_weights(self, update_info: Any) -> None:
+            self.model.load_weights(weights_iterator(None, {**update_info.options, "checkpoint": update_info.checkpoint}))
+
+        def finish_weight_update(self) -> None:
+            finalize_layerwise_reload(self.model, self.model_config)
+
+        def shutdown(self) -> None:
+            """Has nothing to do."""
+
+        @staticmethod
+        def trainer_send_weights(iterator: Iterator[Tuple[str, Any]], trainer_args: Mapping[str, Any]) -> None:
+            options = dict(trainer_args)
+            _shards.save(options.pop("checkpoint"), iterator, **options)
+
+    return FerryWeightTransferEngine

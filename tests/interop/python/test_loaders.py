@@ -1,7 +1,8 @@
 """The loaders of ferry.compat for vLLM and SGLang, and verl's merger.
 
 vLLM and SGLang do not run without a GPU. Their side is played by the classes below: signatures, and the order of calls, as in vLLM's
-vllm/model_executor/model_loader (base_loader.py of commit 01f62d3, __init__.py) and SGLang's python/sglang/srt/model_loader/loader.py (commit
+vllm/model_executor/model_loader (base_loader.py of commit 01f62d3, __init__.py), vllm/distributed/weight_transfer (base.py of commit 02f250b, factory.py
+of commit 047c993) and SGLang's python/sglang/srt/model_loader/loader.py (commit
 005cbe0) and model_executor/model_runner.py.
 """
 import shutil
@@ -125,6 +126,96 @@ def test_an_option_that_is_not_known_is_refused():
 
 def test_vllm_finds_the_loader_as_a_plugin():
     assert 'entry-points."vllm.general_plugins"]\nferry = "ferry.compat.vllm:register"' in (ROOT / "pyproject.toml").read_text()
+
+
+class TransferEngine(ABC):
+    """vLLM's WeightTransferEngine, and the worker that calls it."""
+
+    def __init__(self, config, vllm_config, device, model):
+        self.config, self.vllm_config, self.model_config, self.device, self.model = config, vllm_config, vllm_config.model_config, device, model
+
+    def update_weights(self, update_info):
+        try:
+            parsed = self.update_info_cls(**update_info)
+        except TypeError as error:
+            raise ValueError(f"Invalid update_info: {error}") from error
+        self.receive_weights(parsed)
+
+    @abstractmethod
+    def init_transfer_engine(self, init_info):
+        """vLLM"""
+
+    @abstractmethod
+    def start_weight_update(self):
+        """vLLM"""
+
+    @abstractmethod
+    def finish_weight_update(self):
+        """vLLM"""
+
+    @abstractmethod
+    def receive_weights(self, update_info):
+        """vLLM"""
+
+    @abstractmethod
+    def shutdown(self):
+        """vLLM"""
+
+    @staticmethod
+    @abstractmethod
+    def trainer_send_weights(iterator, trainer_args):
+        """vLLM"""
+
+
+class TransferFactory:
+    _registry = {}
+
+    @classmethod
+    def register_engine(cls, name, engine):
+        if name in cls._registry:
+            raise ValueError(f"'{name}' is already registered.")
+        cls._registry[name] = engine
+
+
+@pytest.fixture
+def transfer(vllm, monkeypatch):
+    """-> the class that is registered as the backend "ferry", and a record of layerwise reloads"""
+    record = []
+    monkeypatch.setattr(TransferFactory, "_registry", {})
+    module(monkeypatch, "vllm.distributed.weight_transfer.base", WeightTransferEngine=TransferEngine, WeightTransferInitInfo=type("Init", (), {}),
+           WeightTransferUpdateInfo=type("Update", (), {}))
+    module(monkeypatch, "vllm.distributed.weight_transfer.factory", WeightTransferEngineFactory=TransferFactory)
+    module(monkeypatch, "vllm.model_executor.model_loader.reload", initialize_layerwise_reload=lambda model: record.append(("start", model)),
+           finalize_layerwise_reload=lambda model, model_config: record.append(("finish", model, model_config)))
+    ferry.compat.vllm.register()
+    ferry.compat.vllm.register()  # as a plugin in a process that has it
+    return TransferFactory._registry["ferry"], record
+
+
+def test_a_worker_of_vllm_takes_the_checkpoint_that_an_update_names(transfer):
+    kind, record = transfer
+    model, of_model = Model(), config(model=str(HF))
+    engine = kind(config(backend="ferry"), config(model_config=of_model), torch.device("cpu"), model)
+    engine.init_transfer_engine(engine.init_info_cls())
+    engine.start_weight_update()
+    engine.update_weights({"checkpoint": str(MEGATRON), "options": {"hf_config": str(HF), "threads": 2}})
+    engine.finish_weight_update()
+    engine.shutdown()
+    require_weights(model.found)
+    assert record == [("start", model), ("finish", model, of_model)]
+    with pytest.raises(ValueError, match="chekpoint"):
+        engine.update_weights({"chekpoint": str(MEGATRON)})
+    with pytest.raises(ferry.Error, match="num_threads"):
+        engine.update_weights({"checkpoint": str(MEGATRON), "options": {"num_threads": 2}})
+
+
+def test_a_trainer_sends_its_weights_to_vllm_by_a_checkpoint(transfer, work):
+    kind, _ = transfer
+    changed = {name: tensor * 2 for name, tensor in load_file(HF / "model.safetensors").items()}
+    kind.trainer_send_weights(iter(changed.items()), {"checkpoint": work / "step_1", "like": HF})
+    model = Model()
+    kind(config(), config(model_config=None), None, model).update_weights({"checkpoint": str(work / "step_1")})
+    assert model.found.keys() == changed.keys() and all(torch.equal(model.found[name], tensor) for name, tensor in changed.items())
 
 
 def test_sglang_starts_with_a_checkpoint_of_megatron(monkeypatch):
