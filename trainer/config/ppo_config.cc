@@ -276,8 +276,7 @@ void list(ConfigTable& table, PpoTrainerConfig& c) {
             "folder of these files, JSON lines; empty: rollouts in default_local_dir");
   table.add("validation_data_dir", c.validation_data_dir,
             "folder of these files of validation; empty: validations in default_local_dir");
-  table.add("one_step_off", c.one_step_off,
-            "generate answers while the step before them trains, except before a checkpoint");
+  table.add("one_step_off", c.one_step_off, "generate answers while the step before them trains");
 }
 
 ConfigTable table_of(PpoConfig& config) {

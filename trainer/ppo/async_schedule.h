@@ -1,6 +1,7 @@
 // The batches that the rollout answers while a step learns: a function of the settings and of the
-// steps behind which nothing may be under way, so that a run's answers have the same weights each
-// time, and one that goes on from a checkpoint those of the run that wrote it.
+// steps behind which a checkpoint is written, so that a run's answers have the same weights each
+// time, and one that goes on from a checkpoint those of the run that wrote it. The rollout gets the
+// weights of a checkpoint, which are the only ones that a run which goes on has.
 //
 //   trigger_parameter_sync_step 1, staleness_threshold 2, from step 1 on:
 //
@@ -18,16 +19,19 @@ namespace ferry::trainer {
 
 class AsyncSchedule {
  public:
-  // `ends_ahead(step)`: whether nothing may be answered ahead of the end of that step. `step`:
-  // those that are done.
+  // `is_saved(step)`: whether a checkpoint is written behind that step. `step`: those that are
+  // done. `total_steps`: of the run; no batch is answered for a later one.
   AsyncSchedule(const PpoConfig& config,
-                std::function<bool(std::int64_t)> ends_ahead,
-                std::int64_t step);
+                std::function<bool(std::int64_t)> is_saved,
+                std::int64_t step,
+                std::int64_t total_steps);
 
-  // The next step: it begins anew if nothing was ahead of the end of the one before. Steps come one
-  // behind another; the first again changes nothing.
+  // The next step. Steps come one behind another; the first again changes nothing.
   void begin_step(std::int64_t step);
 
+  // True if the rollout gets new weights before anything is answered for this step: in the first
+  // one, and in that behind a checkpoint.
+  bool begins_anew() const { return step_ - 1 == begin_; }
   // True if the rollout gets new weights for what it answers while the step learns.
   bool syncs_weights() const;
   // The last batch, by the step that learns from it, that may be asked for meanwhile.
@@ -41,8 +45,9 @@ class AsyncSchedule {
   std::int64_t ahead_ = 0;
   std::int64_t train_batch_size_ = 0;
   std::int64_t gen_batch_size_ = 0;  // 0: no partial rollouts
-  std::function<bool(std::int64_t)> ends_ahead_;
-  std::int64_t begin_ = 0;  // behind which the schedule began
+  std::function<bool(std::int64_t)> is_saved_;
+  std::int64_t total_steps_ = 0;
+  std::int64_t begin_ = 0;  // behind which the transfers of weights began to be counted
   std::int64_t step_ = 0;
 };
 

@@ -8,11 +8,18 @@
 #include "converter/convert.h"
 #include "trainer/agents/tools.h"
 #include "trainer/engine/run_options.h"
+#include "trainer/engine/training_checkpoint.h"
 #include "trainer/metrics/run_log.h"
+#include "trainer/ppo/pending_answers.h"
 #include "trainer/run/planned_run.h"
 #include "trainer/run/training_run.h"
 
 namespace ferry::trainer {
+namespace {
+
+constexpr const char* kPending = "pending";  // in a checkpoint: the number of answers beside it
+
+}  // namespace
 
 PpoTrainer::PpoTrainer(const PpoConfig& config, models::World& world, PpoOutput output)
     : world_(world),
@@ -48,7 +55,7 @@ PpoTrainer::PpoTrainer(const PpoConfig& config, models::World& world, PpoOutput 
   if (!tools_.listed.empty()) write_listed_tools(tools_, folder / kSessionFolder);
   rollout_ = std::make_unique<RolloutLoop>(
       config_, encoder_, stream_, workers_, batch_worker_, *log_,
-      [this](std::int64_t step) { return step == total_steps_ || saves_behind(step); }, step_);
+      [this](std::int64_t step) { return saves_behind(step); }, step_, total_steps_);
 }
 
 PpoTrainer::~PpoTrainer() = default;
@@ -133,10 +140,12 @@ void PpoTrainer::report_run() {
 }
 
 void PpoTrainer::validate() {
-  const bool due = is_due(step_, config_.trainer.run.test_freq, total_steps_);
-  if (config_.data.val_files.empty() || !due) return;
-  if (rollout_->is_answering_ahead())
+  const bool due =
+      !config_.data.val_files.empty() && is_due(step_, config_.trainer.run.test_freq, total_steps_);
+  // The next step would wait for these answers, too.
+  if (rollout_->is_answering_ahead() && (due || saves_behind(step_)))
     log_->phase("gen", [&] { rollout_->finish_answering_ahead(); });
+  if (!due) return;
   log_->phase("update_weights", [&] { rollout_->wake(step_); });
   log_->phase("testing", [&] { log_->metrics().merge(rollout_->validate(step_)); });
 }
@@ -147,8 +156,14 @@ bool PpoTrainer::saves_behind(std::int64_t step) const {
 
 void PpoTrainer::resume() {
   if (step_ == 0) return;
+  workers_.begin_step(step_);
   const auto caller = workers_.load_checkpoints(step_, start_.root);
   stream_.restore(Record::parse(caller.at("data")));
+  if (const auto pending = caller.find(kPending); pending != caller.end() && pending->second != "0")
+    rollout_->restore_pending(start_.root.empty()
+                                  ? std::filesystem::path(config_.trainer.run.default_local_dir)
+                                  : start_.root,
+                              step_);
   kl_.restore(std::stod(caller.at("kl_coef")));
   log_->say(fmt::format("resumed    after step {}", step_));
 }
@@ -156,20 +171,22 @@ void PpoTrainer::resume() {
 void PpoTrainer::save() {
   finish_save();
   rollout_->sleep();  // the actor's weights may rest where it is awake
-  workers_.save_checkpoints(
-      step_, {{"data", stream_.state().dump()}, {"kl_coef", fmt::format("{}", kl_.value())}});
-  if (!config_.checkpoint.async_save) export_hf();
+  const auto pending = rollout_->save_pending(step_);
+  workers_.save_checkpoints(step_, {{"data", rollout_->data_state(step_).dump()},
+                                    {kPending, fmt::format("{}", pending)},
+                                    {"kl_coef", fmt::format("{}", kl_.value())}});
+  if (!config_.checkpoint.async_save) published();
   log_->say(fmt::format("saved      step {} to {}", step_, config_.trainer.run.default_local_dir));
 }
 
 void PpoTrainer::finish_save(bool wait) {
-  if (config_.checkpoint.async_save && workers_.finish_saves(wait)) export_hf();
+  if (config_.checkpoint.async_save && workers_.finish_saves(wait)) published();
 }
 
-void PpoTrainer::export_hf() const {
-  if (config_.checkpoint.save_hf)
-    save_hf(std::filesystem::path(config_.trainer.run.default_local_dir) / "actor",
-            config_.model.hf_config_path);
+void PpoTrainer::published() const {
+  const std::filesystem::path run = config_.trainer.run.default_local_dir;
+  forget_pending(run, saved_iterations(run / "actor"));
+  if (config_.checkpoint.save_hf) save_hf(run / "actor", config_.model.hf_config_path);
 }
 
 }  // namespace ferry::trainer

@@ -62,7 +62,7 @@ class PpoTrainer {
   void save();
   bool saves_behind(std::int64_t step) const;
   void finish_save(bool wait = true);
-  void export_hf() const;
+  void published() const;  // behind a checkpoint that is whole
 
   models::World& world_;
   std::shared_ptr<const converter::Checkpoint> origin_;

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/repeat_interleave.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <iterator>
@@ -50,15 +51,16 @@ RolloutLoop::RolloutLoop(const PpoConfig& config,
                          PpoWorkers& workers,
                          BatchWorker& batch_worker,
                          PpoLog& log,
-                         std::function<bool(std::int64_t)> ends_ahead,
-                         std::int64_t step)
+                         std::function<bool(std::int64_t)> is_saved,
+                         std::int64_t step,
+                         std::int64_t total_steps)
     : config_(config),
       encoder_(encoder),
       stream_(stream),
       workers_(workers),
       batch_worker_(batch_worker),
       log_(log),
-      schedule_(config, std::move(ends_ahead), step),
+      schedule_(config, std::move(is_saved), step, total_steps),
       last_asked_(step),
       last_drawn_(step),
       num_started_(step * config.data.train_batch_size) {}
@@ -108,10 +110,14 @@ RolloutBatch RolloutLoop::rows_of(std::span<const EncodedPrompt> prompts,
 }
 
 RolloutLoop::Answering RolloutLoop::draw(std::int64_t step, std::int64_t first) {
-  Answering answering{.step = step,
-                      .prompts = next_prompts(stream_, config_.data.train_batch_size)};
+  data_before_.try_emplace(step, stream_.state().dump());
+  const auto prompts = next_prompts(stream_, config_.data.train_batch_size);
+  Answering answering;
+  answering.step = step;
   answering.epoch = stream_.cursor().epoch;
-  answering.batch = rows_of(answering.prompts, config_.rollout.n, kTraining, first, step);
+  answering.batch = rows_of(prompts, config_.rollout.n, kTraining, first, step);
+  if (config_.algorithm.adv_estimator == AdvantageEstimator::kRemax)
+    answering.greedy = rows_of(prompts, 1, kBaseline, 0, step);
   return answering;
 }
 
@@ -135,7 +141,9 @@ void RolloutLoop::start_partial(std::int64_t step) {
   const auto begun = drawn_.slice(0, rows);
   drawn_ = drawn_.slice(rows, drawn_.size());
   under_way_ = RolloutBatch::concat(std::vector{std::move(under_way_), begun});
-  asked_.push_back({.step = step, .epoch = epoch_});
+  auto& asked = asked_.emplace_back();
+  asked.step = step;
+  asked.epoch = epoch_;
   auto sampling = training_sampling(config_);
   sampling.num_groups = config_.data.train_batch_size;
   sampling.must_finish = step - 1 - config_.max_staleness();
@@ -218,9 +226,8 @@ void RolloutLoop::add_rewards(RolloutBatch& batch) {
 
 // Adds what the greedy response to each prompt earns (ReMax).
 void RolloutLoop::add_reward_baselines(RolloutBatch& batch,
-                                       std::span<const EncodedPrompt> prompts,
+                                       RolloutBatch greedy,
                                        std::int64_t step) {
-  auto greedy = rows_of(prompts, 1, kBaseline, 0, step + 1);
   generate(greedy, {.temperature = 0}, step + 1, false);
   add_rewards(greedy);
   batch.reward_baselines = at::repeat_interleave(sequence_scores(greedy), config_.rollout.n);
@@ -231,7 +238,9 @@ RolloutBatch RolloutLoop::next_batch(std::int64_t step) {
   const bool baselines = config_.algorithm.adv_estimator == AdvantageEstimator::kRemax;
   const auto wanted = std::int64_t{config_.data.train_batch_size} * config_.rollout.n;
   schedule_.begin_step(step + 1);
-  if (!call_ && answered_.empty()) log_.phase("update_weights", [&] { wake(step); });
+  data_before_.erase(data_before_.begin(), data_before_.upper_bound(step));
+  if (!call_ && (answered_.empty() || schedule_.begins_anew()))
+    log_.phase("update_weights", [&] { wake(step); });
   RolloutBatch all;
   std::int64_t batches = 0;
   for (; all.size() < wanted; ++batches) {
@@ -257,7 +266,8 @@ RolloutBatch RolloutLoop::next_batch(std::int64_t step) {
       answer_ahead(step, batch, answering.has_left);
     log_.phase("reward", [&] { add_rewards(batch); });
     if (baselines)
-      log_.phase("gen_max", [&] { add_reward_baselines(batch, answering.prompts, step); });
+      log_.phase("gen_max",
+                 [&] { add_reward_baselines(batch, std::move(answering.greedy), step); });
     if (filter.enable) batch = varied_groups(batch, filter.metric);
     all = RolloutBatch::concat(std::vector{std::move(all), std::move(batch)});
   }
@@ -268,6 +278,85 @@ RolloutBatch RolloutLoop::next_batch(std::int64_t step) {
   log_.metrics().merge(staleness_metrics(all, step, config_.max_staleness(),
                                          config_.async_training.partial_rollout));
   return all;
+}
+
+Record RolloutLoop::data_state(std::int64_t step) const {
+  const auto found = data_before_.find(step + 1);
+  return found == data_before_.end() ? stream_.state() : Record::parse(found->second);
+}
+
+std::int64_t RolloutLoop::save_pending(std::int64_t step) {
+  PendingAnswers pending{.settings = settings_of_answers(config_),
+                         .data = stream_.state().dump(),
+                         .last_asked = last_asked_,
+                         .last_drawn = last_drawn_,
+                         .num_started = num_started_,
+                         .epoch = epoch_,
+                         .drawn = drawn_,
+                         .under_way = under_way_};
+  pending.data_before.assign(data_before_.upper_bound(step), data_before_.end());
+  for (const auto& one : answered_) {
+    pending.answered.push_back(one);
+    pending.answered.back().batch = workers_.gather_rows(one.batch);
+  }
+  if (pending.num_rows() == 0) return 0;
+  if (under_way_.size() > 0) pending.sessions = workers_.carried_sessions();
+  write_pending(config_.trainer.run.default_local_dir, step, pending);
+  return pending.num_rows();
+}
+
+// The sessions go on beside the prompts that they began with.
+void RolloutLoop::carry_sessions(const RolloutBatch& sessions) {
+  std::map<std::int64_t, std::int64_t> rows_of_seeds;
+  for (std::int64_t row = 0; row < under_way_.size(); ++row)
+    rows_of_seeds.emplace(under_way_.seeds[row].item<std::int64_t>(), row);
+  RolloutBatch::Rows rows;
+  for (const auto& session : sessions.session) {
+    const auto found = rows_of_seeds.find(session.at("seed").get<std::int64_t>());
+    require(found != rows_of_seeds.end(), ErrorKind::kCorrupt,
+            "pending answers: session {} is of no prompt", session.at("seed").dump());
+    rows.push_back(found->second);
+  }
+  workers_.carry_sessions(under_way_.select(rows), sessions);
+}
+
+void RolloutLoop::restore_pending(const std::filesystem::path& run, std::int64_t step) {
+  const auto leave_out = [&](const std::string& why) {
+    log_.say(fmt::format("left out   answers that were pending behind step {}: {}", step, why));
+  };
+  PendingAnswers pending;
+  try {
+    pending = read_pending(run, step);
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kNotFound) throw;
+    return leave_out(error.what());
+  }
+  if (const auto now = settings_of_answers(config_); pending.settings != now) {
+    std::vector<std::string> others;
+    for (const auto& [name, value] : pending.settings.items())
+      if (!now.contains(name) || now[name] != value) others.push_back(name);
+    return leave_out(fmt::format("they are those of another {}", fmt::join(others, ", ")));
+  }
+  const auto shares = std::int64_t{workers_.num_rollout_parts()} * config_.rollout.n;
+  if (pending.sessions.size() % shares != 0)
+    return leave_out("the rollout has other data parallel ranks");
+  stream_.restore(Record::parse(pending.data));
+  data_before_.clear();
+  for (auto& [of, data] : pending.data_before) data_before_.emplace(of, std::move(data));
+  last_asked_ = pending.last_asked;
+  last_drawn_ = pending.last_drawn;
+  num_started_ = pending.num_started;
+  epoch_ = pending.epoch;
+  drawn_ = std::move(pending.drawn);
+  under_way_ = std::move(pending.under_way);
+  if (pending.sessions.size() > 0) carry_sessions(pending.sessions);
+  for (auto& one : pending.answered) {
+    auto& answering = answered_.emplace_back();
+    static_cast<AnsweredBatch&>(answering) = std::move(one);
+    log_.write_sessions(answering.step, false, answering.batch);
+    leave(answering.batch);
+    answering.has_left = true;
+  }
 }
 
 Metrics RolloutLoop::validate(std::int64_t step) {

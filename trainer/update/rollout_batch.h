@@ -73,7 +73,8 @@ struct RolloutBatch {
   std::vector<std::string> agent_name{};  // of the loop that answers; "": the default one
   std::vector<nlohmann::json> replay{};   // exchanges that a session repeats
   std::vector<nlohmann::json>
-      agent_info{};  // of a session: {"num_turns", "exchanges", "extra_info"}
+      agent_info{};                       // of a session: {"num_turns", "exchanges", "extra_info"}
+  std::vector<nlohmann::json> session{};  // one under way, as a packet (replicas/session_packet.h)
 
   // A row of an answer, on the rank that made it.
   struct Place {

@@ -48,6 +48,7 @@ void each_column(Visit&& visit) {
   visit("agent_name", Per::kRow, &Batch::agent_name);
   visit("replay", Per::kRow, &Batch::replay);
   visit("agent_info", Per::kRow, &Batch::agent_info);
+  visit("session", Per::kRow, &Batch::session);
 }
 
 inline bool is_known(const at::Tensor& column) {

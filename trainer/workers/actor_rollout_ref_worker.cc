@@ -21,6 +21,7 @@
 #include "trainer/data/permutation.h"
 #include "trainer/engine/run_options.h"
 #include "trainer/plan/run_setup.h"
+#include "trainer/replicas/session_packet.h"
 #include "trainer/workers/carried_groups.h"
 #include "trainer/workers/role.h"
 
@@ -212,6 +213,24 @@ RolloutBatch ActorRolloutRefWorker::generate_sequences(const RolloutBatch& promp
     take_spans_of(*rewards_);
   }
   return batch;
+}
+
+RolloutBatch ActorRolloutRefWorker::carried_sessions() const {
+  auto rows = RolloutBatch::of(std::vector<RolloutBatch::Tokens>(carried_.size()));
+  for (const auto& session : carried_) rows.session.push_back(to_packet(session));
+  return rows;
+}
+
+void ActorRolloutRefWorker::carry_sessions(const RolloutBatch& sessions) {
+  carried_ = sessions_of(sessions, config_.rollout.agents);
+  for (std::size_t i = 0; i < carried_.size(); ++i) {
+    auto session = session_of(sessions.session[i]);
+    const bool has_program =
+        session.loop == AgentLoopKind::kEnv || session.loop == AgentLoopKind::kProgram;
+    if (has_program && session.has_begun && !session.is_over && session.replay.is_null()) continue;
+    carried_[i] = std::move(session);
+    if (rewards_ != nullptr && carried_[i].is_over) rewards_->session_is_over(carried_[i]);
+  }
 }
 
 SessionObserver ActorRolloutRefWorker::observer_of(const std::vector<Session>& sessions) const {

@@ -74,6 +74,12 @@ class ActorRolloutRefWorker {
   // A partial rollout returns the groups that are finished first, with their seeds; the others go
   // on in the next one, with the weights of then.
   RolloutBatch generate_sequences(const RolloutBatch& prompts, const Sampling& sampling);
+  // The sessions of partial rollouts that have not been returned, a row each, for a checkpoint; and
+  // those of one, beside their prompts, with which the next rollout goes on. A session whose
+  // environment or program was left in its midst begins again. Answers that were complete are
+  // scored again if they are scored as they are written.
+  RolloutBatch carried_sessions() const;
+  void carry_sessions(const RolloutBatch& sessions);
   // The times of what programs did for sessions since this was called last: "tool/<name>",
   // "env/<method>", "reward/worker".
   std::vector<Span> take_spans() { return std::exchange(spans_, {}); }

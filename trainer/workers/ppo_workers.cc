@@ -4,11 +4,13 @@
 
 #include <chrono>
 #include <optional>
+#include <string_view>
 #include <utility>
 
 #include "models/device/device.h"
 #include "trainer/data/permutation.h"
 #include "trainer/engine/run_options.h"
+#include "trainer/update/rollout_columns.h"
 #include "trainer/workers/role.h"
 
 namespace ferry::trainer {
@@ -171,8 +173,24 @@ void PpoWorkers::add_roles() {
       });
   add("compute_log_prob", {"old_log_prob", Role::kActor}, policy.actor_dispatch(),
       of_rows(&policy, &ActorRolloutRefWorker::compute_log_prob));
-  if (config_.is_async())
+  if (config_.is_async()) {
     add("keep_rows", {"gen"}, policy.actor_dispatch(), [](const WorkerData& call) { return call; });
+    add("gather_rows", {"save_checkpoint"}, rank_zero(world_), [this](const WorkerData& call) {
+      gathered_ = call.batch;
+      return WorkerData();
+    });
+    add("carried_sessions", {"save_checkpoint"}, policy.rollout_dispatch(),
+        [&policy](const WorkerData&) {
+          WorkerData answer;
+          answer.batch = policy.carried_sessions();
+          return answer;
+        });
+    add("carry_sessions", {"load_checkpoint"}, policy.rollout_dispatch(),
+        [&policy](const WorkerData& call) {
+          policy.carry_sessions(call.batch);
+          return WorkerData();
+        });
+  }
   add("update_actor", {"update_actor", Role::kActor}, policy.actor_dispatch(),
       [&policy](const WorkerData& call) {
         return numbers_alone(policy.update_actor(call.batch, step_of(call)));
@@ -283,6 +301,14 @@ WorkerGroup::Call PpoWorkers::start_generating(const RolloutBatch& prompts, Samp
             parts);
     sampling.num_groups /= parts;
   }
+  return group_.start("generate_sequences",
+                      {.batch = asked_prompts(prompts),
+                       .meta_info = {{"global_step", called_step_}, {"sampling", sampling}}},
+                      {}, /*own_rows=*/partial);
+}
+
+// The columns of prompts that sessions begin with.
+RolloutBatch PpoWorkers::asked_prompts(const RolloutBatch& prompts) const {
   auto asked = prompts.only({&RolloutBatch::seeds});
   if (config_.rollout.agents.enabled()) {
     asked.raw_prompt = prompts.raw_prompt;
@@ -294,10 +320,7 @@ WorkerGroup::Call PpoWorkers::start_generating(const RolloutBatch& prompts, Samp
     asked.ground_truth = prompts.ground_truth;
     asked.extra_info = prompts.extra_info;
   }
-  return group_.start("generate_sequences",
-                      {.batch = std::move(asked),
-                       .meta_info = {{"global_step", called_step_}, {"sampling", sampling}}},
-                      {}, /*own_rows=*/partial);
+  return asked;
 }
 
 RolloutBatch PpoWorkers::finish_generating(WorkerGroup::Call call) {
@@ -310,7 +333,29 @@ RolloutBatch PpoWorkers::finish_generating(WorkerGroup::Call call) {
 RolloutBatch PpoWorkers::keep_rows(const RolloutBatch& batch) {
   auto asked = batch.without_columns();
   asked.kept = batch.kept;
+  each_column([&](const char* name, Per per, auto member) {
+    if (per != Per::kRow && std::string_view(name) != "turn_scores") asked.*member = batch.*member;
+  });
   return ask_balanced("keep_rows", std::move(asked));
+}
+
+RolloutBatch PpoWorkers::gather_rows(const RolloutBatch& batch) {
+  if (batch.kept.empty()) return batch;
+  (void)ask("gather_rows", batch);
+  return std::exchange(gathered_, {});
+}
+
+RolloutBatch PpoWorkers::carried_sessions() {
+  return group_
+      .finish(group_.start("carried_sessions", {.meta_info = {{"global_step", called_step_}}}, {},
+                           /*own_rows=*/true))
+      .batch;
+}
+
+void PpoWorkers::carry_sessions(const RolloutBatch& prompts, const RolloutBatch& sessions) {
+  auto asked = asked_prompts(prompts);
+  asked.session = sessions.session;
+  (void)ask("carry_sessions", std::move(asked));
 }
 
 RolloutBatch PpoWorkers::compute_reward(const RolloutBatch& batch) {

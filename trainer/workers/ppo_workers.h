@@ -2,6 +2,7 @@
 // methods, under verl's names, and how they are dispatched:
 //
 //   generate_sequences                                        MEGATRON_COMPUTE_PROTO of the rollout
+//   carried_sessions, carry_sessions                          ... of the rollout
 //   compute_log_prob, update_actor, keep_rows                 ... of the actor
 //   compute_ref_log_prob                                      ... of the reference
 //   compute_values, update_critic                             ... of the critic
@@ -69,8 +70,15 @@ class PpoWorkers {
   // rollout of `num_groups` groups, of all ranks, gives their rows, by their seeds, in any order.
   WorkerGroup::Call start_generating(const RolloutBatch& prompts, Sampling sampling);
   RolloutBatch finish_generating(WorkerGroup::Call call);
-  // Nothing but that the actor's ranks keep the columns from now on.
+  // Nothing but that the actor's ranks keep the columns of tokens from now on.
   RolloutBatch keep_rows(const RolloutBatch& batch);
+  // The batch with all columns here.
+  RolloutBatch gather_rows(const RolloutBatch& batch);
+  // The sessions of a partial rollout that have not been returned, those of one data parallel rank
+  // behind another's: ActorRolloutRefWorker's. As many go back to each; `prompts`: of each.
+  RolloutBatch carried_sessions();
+  void carry_sessions(const RolloutBatch& prompts, const RolloutBatch& sessions);
+  int num_rollout_parts() const { return group_.num_parts("generate_sequences"); }
   RolloutBatch compute_reward(const RolloutBatch& batch);
   RolloutBatch compute_rm_score(const RolloutBatch& batch);  // scores
   RolloutBatch compute_log_prob(const RolloutBatch& batch);
@@ -110,6 +118,7 @@ class PpoWorkers {
   void add_checkpoints(const std::string& role, MegatronWorker* worker);
   void enter_step(std::int64_t step);
 
+  RolloutBatch asked_prompts(const RolloutBatch& prompts) const;
   std::vector<std::string> saved_roles() const;
   RowsOfRanks rows_of_ranks(const std::string& method,
                             const RolloutBatch& batch,
@@ -136,6 +145,7 @@ class PpoWorkers {
   // On rank 0:
   std::int64_t called_step_ = 0;
   std::int64_t reward_restarts_ = 0;  // of workers that score while answers are written
+  RolloutBatch gathered_;             // by gather_rows(), on rank 0
   std::vector<Span> spans_;           // within the calls of this rank
 };
 

@@ -276,6 +276,28 @@ def test_an_environment_rewards_each_turn(estimator, world, work):
         assert sorted(earned) == sorted(sample["score"] for sample in samples(work / "run", step)) and max(earned) > 0
 
 
+def test_a_session_that_stood_in_the_midst_of_an_environment_begins_again(world, work):
+    """The environment of a run that goes on has not heard of it: the session's tokens are drawn by the weights of then, and the journal plays the run again."""
+    (work / "environment.py").write_text(ENVIRONMENT)
+    more = PARTIAL | {f"{ROLLOUT}.agent.default_agent_loop": "env_agent", f"{ROLLOUT}.agent.env_command": f"{sys.executable} {work / 'environment.py'}",
+                      "reward_model.command": None, "data.max_prompt_length": 64, "data.max_response_length": 48, f"{ROLLOUT}.max_num_seqs": 3,
+                      f"{ACTOR}.ppo_max_token_len_per_gpu": 256, "checkpoint.save_freq": 2}
+
+    def drawn_by():
+        lines = [json.loads(line) for step in (3, 4) for line in (work / f"run/sessions/{step}.jsonl").read_text().splitlines()]
+        return {line["session"]: {step for step, _ in line["global_steps"]} for line in lines}
+
+    train(world, work / "run", 2, **more)
+    midst = {session for session, steps in drawn_by().items() if min(steps) < 2 <= max(steps)}
+    subprocess.run(["rm", "-r", work / "run/actor/iter_0000004", work / "run/actor/latest_checkpointed_iteration.txt"], check=True)
+    whole = train(world, work / "run", 2, **more)
+    after = drawn_by()
+    assert len(whole) == 4 and midst and all(min(after[session]) >= 2 for session in midst & after.keys())
+    assert train(world, work / "again", 2, **more, **{f"{ROLLOUT}.agent.replay_dir": str(work / "run/sessions")}) == whole
+    for folder in ("sessions", "rollouts"):
+        assert tree(work / "again" / folder) == tree(work / "run" / folder)
+
+
 @pytest.mark.parametrize("estimator", ["gigpo", "grpo_turns"])
 def test_advantages_of_turns_are_the_same_on_two_ranks(estimator, world, work):
     (work / "environment.py").write_text(ENVIRONMENT)
