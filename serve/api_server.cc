@@ -158,7 +158,16 @@ void ApiServer::chat_completions(const ExchangePtr& exchange) {
 
 void ApiServer::generate(GenerationRequest request, const ExchangePtr& exchange) {
   const auto most = model_.max_num_seqs + options_.max_queued_requests;
-  if (num_samples_ > 0 && num_samples_ + request.num_samples() > most) {
+  // One client alone would keep all others out, and take memory for each answer.
+  if (request.num_samples() > most) {
+    const ApiError large(
+        400,
+        fmt::format("n: {} answers to {} prompts are more than the {} that the server takes",
+                    request.params.n, request.prompts.size(), most),
+        "n");
+    return exchange->respond({.status = large.status(), .body = large.body()});
+  }
+  if (num_samples_ + request.num_samples() > most) {
     const ApiError busy(429, fmt::format("{} answers are under way: try again later", num_samples_),
                         "", "rate_limit_exceeded");
     return exchange->respond(

@@ -2,6 +2,7 @@
 closes, and no other request notices."""
 import json
 import random
+import shutil
 import socket
 import threading
 import time
@@ -178,3 +179,69 @@ def test_the_members_of_a_body_are_read_in_the_time_of_their_number(server):
     begun = time.monotonic()
     status, _, answer = server.ask("POST", "/v1/completions", body)
     assert status == 400 and b"prompt: is missing" in answer and time.monotonic() - begun < 10
+
+
+def fan(kind):
+    """A schema of a few lines that stands for 8^12 values."""
+    defs = {f"d{i}": kind([{"$ref": f"#/$defs/d{i + 1}"}] * 8) for i in range(12)}
+    return {"$defs": defs | {"d12": {"type": "null"}}, "$ref": "#/$defs/d0"}
+
+
+def chat_of(schema):
+    return {"model": NAME, "messages": [{"role": "user", "content": "x"}], "max_tokens": 3,
+            "response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}}
+
+
+EXPLODING = {
+    "objects of objects": (200, chat_of(fan(lambda all: {"type": "object", "properties": {f"p{j}": one for j, one in enumerate(all)}, "required": ["p0", "p7"]}))),
+    "alternatives of alternatives": (200, chat_of(fan(lambda all: {"anyOf": [{"type": "array", "items": one} for one in all]}))),
+    "a million strings": (200, chat_of({"type": "array", "minItems": 900, "maxItems": 1000, "items": {
+        "type": "array", "minItems": 900, "maxItems": 1000, "items": {"type": "string", "maxLength": 1000}}})),
+    "a hundred thousand constants": (400, chat_of({"enum": [f"v{i}" for i in range(100_000)]})),
+    "itself": (400, chat_of({"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"})),
+    "arrays without end": (400, chat_of({"$defs": {"a": {"type": "array", "items": {"$ref": "#/$defs/a"}, "minItems": 1}}, "$ref": "#/$defs/a"})),
+    "a regular expression that looks back": (200, {"structured_outputs": {"regex": "(.|\n)*a(.|\n){200}"}, "max_tokens": 100}),
+    "stars of stars": (400, {"structured_outputs": {"regex": "((((.*)*)*)*)*z"}, "max_tokens": 100}),
+    "stop strings that begin alike": (200, {"stop": ["q" * (i + 1) for i in range(3000)], "max_tokens": 100, "ignore_eos": True}),
+    "more answers than the server takes": (400, {"prompt": ["x"] * 1000, "n": 16384}),
+}
+
+
+def test_requests_that_explode_delay_nobody(server):
+    before = choices(server)
+    for name, (status, body) in EXPLODING.items():
+        path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+        body = body if "messages" in body else {"model": NAME, "prompt": "x"} | body
+        answers = []
+        asker = threading.Thread(target=lambda: answers.append(server.ask("POST", path, body)))
+        asker.start()
+        while asker.is_alive():
+            begun = time.monotonic()
+            assert choices(server) == before and time.monotonic() - begun < 5, name
+        assert answers[0][0] == status, (name, answers[0])
+
+
+def test_broken_weights_beside_streams_change_no_answer(server, talker, work):
+    """Answers under way and those that wait end as they should, whichever way the update asks for, and clients that vanish meanwhile are let go."""
+    broken = work / "broken"
+    shutil.copytree(talker, broken)
+    whole = (broken / "model.safetensors").read_bytes()
+    stream = {"model": NAME, "prompt": "x", "max_tokens": 60, "ignore_eos": True, "stream": True}
+    for mode, weights in (("keep", whole[:len(whole) // 2]), ("wait", b"\xff" * 1000), ("abort", b"")):
+        (broken / "model.safetensors").write_bytes(weights)
+        clients = [socket.create_connection(("127.0.0.1", server.port), timeout=30) for _ in range(8)]
+        for client in clients:
+            client.sendall(raw(stream))
+        assert clients[0].recv(100).startswith(b"HTTP/1.1 200 OK")
+        for client in clients[4:]:
+            client.close()
+        status, _, answer = server.ask("POST", "/update_weights", {"checkpoint": str(broken), "mode": mode})
+        assert status in (400, 500) and b"model.safetensors" in answer, answer
+        for client in clients[:4]:
+            said = b""
+            while not said.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n"):
+                part = client.recv(1 << 16)
+                assert part, said
+                said += part
+            client.close()
+        assert json.loads(server.get("/is_paused")) == {"is_paused": False}
