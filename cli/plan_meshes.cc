@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <exception>
 #include <mutex>
@@ -60,7 +61,7 @@ std::vector<int> expert_sizes(const MeshSpace& space, const std::string& key) {
 std::vector<Mesh> learner_meshes(const MeshSpace& space) {
   const auto most_tp = std::min(space.ranks, space.ranks_per_host);
   const auto own = [&](const std::string& key, int size) {
-    return space.rollout.empty() || space.fixed.contains(key) ? 0 : std::max(1, size);
+    return space.rollout.empty() || space.fixed.contains(key) ? 0 : size;
   };
   std::vector<Mesh> meshes;
   for (const int tp : sizes(space, space.engine + ".tensor_model_parallel_size", most_tp))
@@ -107,26 +108,32 @@ class Search {
     work();
     threads.clear();
     if (failure_) std::rethrow_exception(failure_);
-    if (planned_ == 0 && refusal_) std::rethrow_exception(refusal_);
-    // The smallest sizes are first of those that take the same time.
+    if (found_.empty() && refusal_) std::rethrow_exception(refusal_);
+    // The smallest sizes are first of those that take the same time, those that do not fit last.
     std::ranges::sort(found_, {}, [](const auto& one) {
       const auto& mesh = one.first;
-      return std::tuple(one.second.run.plan.step_seconds(), mesh.pp, mesh.tp, mesh.ep,
+      const auto& plan = one.second.run.plan;
+      return std::tuple(!plan.fits(), plan.step_seconds(), mesh.pp, mesh.tp, mesh.ep,
                         mesh.rollout_tp, mesh.rollout_ep);
     });
   }
 
-  std::vector<Mesh> best(std::size_t count) const {
+  // So many of those that take the fewest seconds, and as many that do not fit: with another
+  // rollout they may.
+  std::vector<Mesh> learners(std::size_t count) const {
     std::vector<Mesh> meshes;
+    std::array<std::size_t, 2> taken{};
     for (const auto& [mesh, planned] : found_)
-      if (meshes.size() < count) meshes.push_back(mesh);
+      if (taken[planned.run.plan.fits() ? 0 : 1]++ < count) meshes.push_back(mesh);
     return meshes;
   }
 
   PlannedMeshes result(std::size_t count) && {
-    PlannedMeshes result{.planned = planned_, .fit = found_.size()};
-    for (auto& [mesh, planned] : found_)
-      if (result.best.size() < count) result.best.push_back(std::move(planned));
+    PlannedMeshes result{.planned = found_.size()};
+    for (auto& [mesh, planned] : found_) {
+      if (!planned.run.plan.fits()) break;
+      if (result.fit++ < count) result.best.push_back(std::move(planned));
+    }
     return result;
   }
 
@@ -136,10 +143,8 @@ class Search {
       auto settings = settings_of(space_, mesh);
       auto run = plan_(settings);
       const std::lock_guard lock(mutex_);
-      ++planned_;
-      if (run.plan.fits())
-        found_.emplace_back(mesh,
-                            PlannedMesh{.settings = std::move(settings), .run = std::move(run)});
+      found_.emplace_back(mesh,
+                          PlannedMesh{.settings = std::move(settings), .run = std::move(run)});
     } catch (const Error& error) {
       const std::lock_guard lock(mutex_);
       auto& kept = error.kind() == ErrorKind::kUsage ? refusal_ : failure_;
@@ -154,7 +159,6 @@ class Search {
   const std::function<PlannedRun(const std::vector<std::string>&)>& plan_;
   std::mutex mutex_;
   std::vector<std::pair<Mesh, PlannedMesh>> found_;
-  std::size_t planned_ = 0;
   std::exception_ptr failure_;
   std::exception_ptr refusal_;  // of a mesh that is not possible
 };
@@ -165,11 +169,12 @@ PlannedMeshes plan_meshes(
     const MeshSpace& space,
     const std::function<PlannedRun(const std::vector<std::string>& settings)>& plan,
     std::size_t count) {
-  constexpr std::size_t kLearners = 4;  // whose rollouts are tried
+  constexpr std::size_t kLearners = 8;  // whose rollouts are tried
   Search search(space, plan);
   search.add(learner_meshes(space));
   if (!space.rollout.empty()) {
-    for (const auto& learner : search.best(kLearners)) search.add(rollout_meshes(space, learner));
+    for (const auto& learner : search.learners(kLearners))
+      search.add(rollout_meshes(space, learner));
   }
   return std::move(search).result(count);
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -61,8 +62,15 @@ class MergeAmendment : public Amendment {
   distckpt::Digest identity() const override { return adapter_->identity(); }
 
   void begin(Checkpoint& source) override {
-    adapter_.emplace(merged_.path, source.map, merged_.alpha);
+    // A run that is begun anew holds nothing of the one before.
+    recent_.clear();
+    in_blocks_.clear();
+    blocks_.reset();
+    blocks_source_.reset();
+    num_elements = num_changed = num_vanished = 0;
+    num_rescaled = 0;
     changing_.clear();
+    adapter_.emplace(merged_.path, source.map, merged_.alpha);
     changing_.resize(source.tensors.size());
     std::map<std::string_view, std::size_t> index;
     for (std::size_t i = 0; i < source.tensors.size(); ++i)
@@ -73,9 +81,9 @@ class MergeAmendment : public Amendment {
         throw Error(
             ErrorKind::kLayout,
             fmt::format("{}: the adapter {} changes it, the base lacks it", adapted.tensor, name()),
-            options_.keep_quantized ? "weights of four bits are merged into bf16: leave "
-                                      "--keep-quantized away"
-                                    : "");
+            has_packed(source, adapted.tensor) ? "weights of four bits are merged into bf16: leave "
+                                                 "--keep-quantized away"
+                                               : "");
       }
       const auto& tensor = source.tensors[found->second];
       require_fits(adapted, tensor);
@@ -105,7 +113,8 @@ class MergeAmendment : public Amendment {
     num_changed += counts.num_changed;
     num_vanished += counts.num_vanished;
     num_rescaled = counts.num_rescaled;
-    if (merged_.allow_vanished || counts.num_changed > counts.num_vanished) return;
+    const bool most_are_left = counts.num_changed > 0 && counts.num_changed >= counts.num_vanished;
+    if (merged_.allow_vanished || most_are_left) return;
     throw Error(ErrorKind::kUsage,
                 fmt::format("{}: FP8 has {} of {} changes that the adapter {} makes, and leaves {} "
                             "elements as they are",
@@ -145,6 +154,13 @@ class MergeAmendment : public Amendment {
 
   std::string name() const { return merged_.path.string(); }
 
+  // True if the source has the weight in another form.
+  static bool has_packed(const Checkpoint& source, const std::string& weight) {
+    return std::ranges::any_of(source.tensors, [&](const distckpt::ModelTensor& tensor) {
+      return tensor.name != weight && quantized_weight(tensor.name) == weight;
+    });
+  }
+
   void require_fits(const AdaptedTensor& adapted, const distckpt::ModelTensor& tensor) const {
     const distckpt::Shape shape{adapted.rows, adapted.columns};
     const int rank = tensor.shape.rank();
@@ -153,7 +169,8 @@ class MergeAmendment : public Amendment {
                       tensor.shape[rank - 1] == shape[1];
     require(fits, ErrorKind::kLayout, "{}: is {}, the adapter {} changes {}", tensor.name,
             to_string(tensor.shape), name(), to_string(shape));
-    if (distckpt::can_dequantize(tensor.dtype)) return;  // change_blocks()
+    if (options_.keep_quantized && distckpt::can_dequantize(tensor.dtype))
+      return;  // change_blocks()
     const bool known =
         tensor.dtype == DType::kF32 || tensor.dtype == DType::kBF16 || tensor.dtype == DType::kF16;
     require(known, ErrorKind::kLayout, "{}: is {}; adapters are merged into bf16, fp16 and fp32",
@@ -171,7 +188,7 @@ class MergeAmendment : public Amendment {
     require_hf_form(source);
     const auto quantization =
         parse_quantization(source.hf->config_text(), source.hf->config_source());
-    require(quantization.has_value(), ErrorKind::kLayout, "{}: says nothing of FP8",
+    require(quantization.has_value(), ErrorKind::kLayout, "{}: says nothing of blocks of FP8",
             source.hf->config_source());
     blocks_ = RequantizedBlocks::replace(
         source, weights, quantization->block,
@@ -184,11 +201,13 @@ class MergeAmendment : public Amendment {
   }
 
   // Whole rows of the weight from `element` on.
-  void change_values(ChangingWeight& weight, std::int64_t element, std::span<float> values) const {
+  void change_values(const ChangingWeight& weight,
+                     std::int64_t element,
+                     std::span<float> values) const {
     const std::vector before(values.begin(), values.end());
     require_base(weight, element, before);
     if (weight.adapted.rank == 0) return;
-    const auto change = hold(weight);
+    const auto change = recent(weight);
     add_change(weight, *change, element, values);
     for_each_row(element, values.size(), weight.adapted.columns, [&](const RowPart& part) {
       const auto row = values.subspan(part.begin, part.size);
@@ -196,7 +215,6 @@ class MergeAmendment : public Amendment {
         scale_row(change->magnitude[static_cast<std::size_t>(part.row)], square_sum(row), row);
     });
     for (std::size_t i = 0; i < before.size(); ++i) require_finite(weight, before[i], values[i]);
-    release(weight, std::ssize(values));
   }
 
   // Elements of the weight from `element` on.
@@ -252,6 +270,21 @@ class MergeAmendment : public Amendment {
     if (!weight.change)
       weight.change = std::make_shared<const LowRankChange>(adapter_->load(weight.adapted));
     return weight.change;
+  }
+
+  // The change of a weight in blocks, whose rows may be read more than once.
+  std::shared_ptr<const LowRankChange> recent(const ChangingWeight& weight) const {
+    constexpr std::size_t kRecent = 8;
+    const std::lock_guard lock(recent_mutex_);
+    const auto found = std::ranges::find(recent_, &weight, &RecentChange::first);
+    if (found != recent_.end()) {
+      std::rotate(recent_.begin(), found, found + 1);
+    } else {
+      recent_.emplace_front(&weight,
+                            std::make_shared<const LowRankChange>(adapter_->load(weight.adapted)));
+      if (recent_.size() > kRecent) recent_.pop_back();
+    }
+    return recent_.front().second;
   }
 
   static void release(ChangingWeight& weight, std::int64_t count) {
@@ -350,6 +383,9 @@ class MergeAmendment : public Amendment {
   std::vector<std::vector<std::unique_ptr<ChangingWeight>>> changing_;
   // The same of those in blocks of FP8 that stay so.
   std::vector<std::vector<std::unique_ptr<ChangingWeight>>> in_blocks_;
+  using RecentChange = std::pair<const ChangingWeight*, std::shared_ptr<const LowRankChange>>;
+  mutable std::mutex recent_mutex_;
+  mutable std::deque<RecentChange> recent_;  // the last one first
   std::shared_ptr<RequantizedBlocks> blocks_;
   std::unique_ptr<distckpt::FileSource> blocks_source_;
 };

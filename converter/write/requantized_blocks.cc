@@ -243,6 +243,7 @@ RequantizedCounts RequantizedBlocks::count(distckpt::BoxSource& source) const {
     if (!counts_[i]) {
       bytes.resize(static_cast<std::size_t>(bands_[i].size));
       compute(i, source, bytes, parts);
+      parts.clear();
     }
     sum.num_elements += counts_[i]->num_elements;
     sum.num_changed += counts_[i]->num_changed;

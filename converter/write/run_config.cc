@@ -189,12 +189,31 @@ ordered_json transformers_config(std::string_view type, ordered_json object) {
           {"config_dict", std::move(object)}};
 }
 
+// Bridge makes what `_target_` names of an object, and expands `${...}` in texts: config.json,
+// which anyone may have written, must have neither.
+void require_plain(const ordered_json& value) {
+  if (value.is_string()) {
+    require(value.get_ref<const std::string&>().find("${") == std::string::npos,
+            ErrorKind::kCorrupt, "config.json: vision_config has the text {}", value.dump());
+  } else if (value.is_structured()) {
+    for (const auto& [name, one] : value.items()) {
+      require(value.is_array() || !(name.starts_with('_') && name.ends_with('_')),
+              ErrorKind::kCorrupt, "config.json: vision_config has the key {}",
+              ordered_json(name).dump());
+      require_plain(one);
+    }
+  }
+}
+
 // Adds the words of config.json on images: the tower, the tokens that stand for what it sees, and
 // how positions turn.
 void add_vision(std::string_view vision_config, const ordered_json& hf, ordered_json& model) {
-  const auto text = hf.value("text_config", ordered_json::object());
-  model["vision_config"] =
-      transformers_config(vision_config, hf.value("vision_config", ordered_json::object()));
+  // transformers up to 4.4x has the text's words at the top.
+  const auto& text = hf.contains("text_config") ? hf["text_config"] : hf;
+  const auto vision = hf.value("vision_config", ordered_json::object());
+  require_plain(vision);
+  model["vision_config"] = transformers_config(vision_config, vision);
+  model["position_embedding_type"] = "mrope";
   const auto add = [&](const ordered_json& object, const char* key) {
     const auto found = object.find(key);
     if (found != object.end() && found->is_number_integer()) model[key] = *found;
@@ -207,7 +226,6 @@ void add_vision(std::string_view vision_config, const ordered_json& hf, ordered_
     const auto rope = text.find(key);
     if (rope == text.end() || !rope->is_object() || !rope->contains("mrope_section")) continue;
     model["mrope_section"] = (*rope)["mrope_section"];
-    model["position_embedding_type"] = "mrope";
   }
 }
 

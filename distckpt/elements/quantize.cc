@@ -78,15 +78,36 @@ float power_of_two_from(float value) {
 float wider_scale(float largest, float old, DType dtype) {
   const float scale = largest / kE4M3Max;
   int exponent = 0;
-  if (old > 0 && std::frexp(old, &exponent) == 0.5F) return power_of_two_from(scale);
-  float rounded = scale;
-  if (dtype != DType::kF32) {
-    std::array<std::byte, sizeof(float)> stored{};
-    const auto in = std::span(stored).first(static_cast<std::size_t>(size_of(dtype)));
-    cast(DType::kF32, std::as_bytes(std::span(&scale, 1)), dtype, in, CastRule::kRound);
-    cast(dtype, in, DType::kF32, std::as_writable_bytes(std::span(&rounded, 1)), CastRule::kExact);
+  const auto refuse = [&] {
+    fail(ErrorKind::kLayout, "a block with {} is beyond scales of {}", largest, short_name(dtype));
+  };
+  if (old > 0 && std::frexp(old, &exponent) == 0.5F) {
+    const float power = power_of_two_from(scale);
+    if (dtype != DType::kF16) return power;
+    if (power > 0x1p15F) refuse();
+    return std::max(power, 0x1p-24F);
   }
-  return rounded == 0.0F ? 1.0F : rounded;
+  if (largest == 0) return 1.0F;
+  float rounded = scale;
+  std::uint16_t bits = 0;  // of a positive number of 16 bits, whose successor has the next
+  const auto half = std::as_writable_bytes(std::span(&bits, 1));
+  const auto widen = [&] {
+    if (dtype != DType::kF32)
+      cast(dtype, half, DType::kF32, std::as_writable_bytes(std::span(&rounded, 1)),
+           CastRule::kExact);
+  };
+  if (dtype != DType::kF32) {
+    const auto refused =
+        cast(DType::kF32, std::as_bytes(std::span(&scale, 1)), dtype, half, CastRule::kRound);
+    if (refused) refuse();
+  }
+  widen();
+  while (rounded == 0 || largest / rounded > kE4M3Bound) {
+    if (dtype == DType::kF32) rounded = std::nextafter(rounded, kE4M3Max);
+    ++bits;
+    widen();
+  }
+  return rounded;
 }
 
 // Between each number of four bits and the next.

@@ -177,15 +177,18 @@ def load_into(checkpoint: Union[Checkpoint, Path], sharded_state_dict: Mapping[s
     return report
 
 
-def _mesh(given: Dict[str, Optional[int]]) -> Dict[str, int]:
-    """-> parallel sizes: as given, else those of megatron.core.parallel_state, else 1"""
+def _mesh(given: Dict[str, Optional[int]]) -> Dict[str, Optional[int]]:
+    """-> parallel sizes: as given, else those of megatron.core.parallel_state, else 1; no virtual one for a chunk a stage"""
     state = sys.modules.get("megatron.core.parallel_state")
     found = {}
     if state is not None and state.model_parallel_is_initialized():
         found = {"tp": state.get_tensor_model_parallel_world_size(), "pp": state.get_pipeline_model_parallel_world_size(),
                  "ep": state.get_expert_model_parallel_world_size(), "etp": state.get_expert_tensor_parallel_world_size()}
-        found["vpp"] = state.get_virtual_pipeline_model_parallel_world_size() or 1
-    return {name: value if value is not None else found.get(name, 1) for name, value in given.items()}
+        found["vpp"] = state.get_virtual_pipeline_model_parallel_world_size()
+    mesh = {name: value if value is not None else found.get(name, 1) for name, value in given.items()}
+    if mesh.get("vpp") == 1:  # megatron-core takes a size for an interleaved schedule
+        mesh["vpp"] = None
+    return mesh
 
 
 def save_from(path: Path, sharded_state_dict: Mapping[str, Any], *, like: Union[Checkpoint, Path], iteration: Iteration = None, tp: Optional[int] = None,

@@ -65,9 +65,9 @@ TEST_F(PlanMeshes, FindsTheFastestLearnerAndItsFastestRollout) {
   EXPECT_EQ(found.best[0].run.plan.step_seconds(), 10);
   EXPECT_TRUE(std::ranges::is_sorted(
       found.best, {}, [](const PlannedMesh& mesh) { return mesh.run.plan.step_seconds(); }));
-  // 4 x 3 learners, and three more rollouts for each of four.
-  EXPECT_EQ(found.planned, 24U);
-  EXPECT_EQ(found.fit, 24U);
+  // 4 x 3 learners, and three more rollouts for each of eight.
+  EXPECT_EQ(found.planned, 36U);
+  EXPECT_EQ(found.fit, 36U);
 }
 
 TEST_F(PlanMeshes, SharesOutWholeExperts) {
@@ -111,9 +111,24 @@ TEST_F(PlanMeshes, CountsThoseThatDoNotFit) {
         return run;
       },
       10);
-  EXPECT_EQ(found.planned, 12U);
+  EXPECT_EQ(found.planned, 12U);  // of 4 x 3 learners
   EXPECT_EQ(found.fit, 3U);
   EXPECT_EQ(found.best.size(), 3U);
+}
+
+// A rollout of one rank never fits, and that of the learner's size is one.
+TEST_F(PlanMeshes, TriesOtherRolloutsWhereNoneFits) {
+  space_.fixed = {"actor.tensor_model_parallel_size"};
+  const auto found = plan_meshes(
+      space_,
+      [](const Settings& settings) {
+        auto run = run_of(1);
+        if (Sizes(settings)["rollout.tensor_model_parallel_size"] < 4)
+          run.plan.misfits = {"too large"};
+        return run;
+      },
+      100);
+  EXPECT_EQ(found.fit, 3U * 2);
 }
 
 TEST_F(PlanMeshes, PassesOverMeshesThatAreNotPossible) {
@@ -125,7 +140,7 @@ TEST_F(PlanMeshes, PassesOverMeshesThatAreNotPossible) {
         return run_of(1);
       },
       100);
-  EXPECT_EQ(found.planned, 4U + 4 * 3);
+  EXPECT_EQ(found.planned, 4U + 4 * 3);  // of the learners that are possible
 }
 
 TEST_F(PlanMeshes, SaysWhyNoneIsPossible) {

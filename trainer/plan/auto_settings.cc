@@ -137,15 +137,16 @@ void choose(const RunSetup& setup,
   if (of_recompute) {
     const auto ways = ways_to_recompute(setup, index);
     const bool takes_fewer = of_tokens && !setup.device.on_host && role.model.num_moe_experts == 0;
-    const auto enough = [&](const Recompute& way) {
-      const bool all_kept = way.granularity == Granularity::kNone;
-      const auto fewer = std::min(wanted, std::max(least, kEnoughTokensOfAllLayers));
-      return fitting(setup, groups, phase, way) >= (takes_fewer && all_kept ? fewer : wanted);
-    };
-    // More layers never keep more.
-    auto found =
-        std::ranges::partition_point(ways, [&](const Recompute& way) { return !enough(way); });
-    if (found == ways.end()) --found;
+    const auto fewer =
+        takes_fewer ? std::min(wanted, std::max(least, kEnoughTokensOfAllLayers)) : wanted;
+    auto found = ways.begin();
+    if (fitting(setup, groups, phase, ways.front()) < fewer) {
+      // More layers never keep more.
+      found = std::partition_point(ways.begin() + 1, ways.end(), [&](const Recompute& way) {
+        return fitting(setup, groups, phase, way) < wanted;
+      });
+      if (found == ways.end()) --found;
+    }
     chosen = *found;
     fits = fitting(setup, groups, phase, chosen);
     set_recompute(*open.of_engine, chosen);

@@ -15,6 +15,8 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
+constexpr int kVersion = 1;  // of RolloutBatch::to_bytes(), too
+
 fs::path file_of_pending(const fs::path& run, std::int64_t step) {
   return run / "pending" / (distckpt::iteration_folder({step}) + ".cbor");
 }
@@ -40,7 +42,10 @@ std::int64_t PendingAnswers::num_rows() const {
 json settings_of_answers(const PpoConfig& config) {
   const auto& [data, rollout] = std::tie(config.data, config.rollout);
   const bool partial = config.async_training.partial_rollout;
-  return {{"seed", config.trainer.run.seed},
+  const bool agents = rollout.agents.enabled();
+  const bool scores_early = config.reward.scores_early();
+  return {{"version", kVersion},
+          {"seed", config.trainer.run.seed},
           {"train_batch_size", data.train_batch_size},
           {"gen_batch_size", data.gen_batch_size.value_or(0)},
           {"max_prompt_length", data.max_prompt_length},
@@ -53,8 +58,10 @@ json settings_of_answers(const PpoConfig& config) {
           {"takes_old_log_prob", config.takes_old_log_prob()},
           {"truncates", rollout.truncates()},
           {"router_replay", static_cast<int>(config.actor.router_replay.mode)},
-          {"scores_early", config.reward.scores_early()},
-          {"agents", rollout.agents.enabled()}};
+          {"scores_early", scores_early},
+          {"agents", agents},
+          {"messages", agents && !config.reward.command.empty() && !scores_early},
+          {"replays", !rollout.agents.agent.replay_dir.empty()}};
 }
 
 void write_pending(const fs::path& run, std::int64_t step, const PendingAnswers& answers) {

@@ -170,11 +170,13 @@ void PpoTrainer::resume() {
 
 void PpoTrainer::save() {
   finish_save();
+  workers_.begin_step(step_);
   rollout_->sleep();  // the actor's weights may rest where it is awake
   const auto pending = rollout_->save_pending(step_);
   workers_.save_checkpoints(step_, {{"data", rollout_->data_state(step_).dump()},
                                     {kPending, fmt::format("{}", pending)},
                                     {"kl_coef", fmt::format("{}", kl_.value())}});
+  workers_.begin_step(step_ + 1);
   if (!config_.checkpoint.async_save) published();
   log_->say(fmt::format("saved      step {} to {}", step_, config_.trainer.run.default_local_dir));
 }

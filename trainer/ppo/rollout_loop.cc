@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <iterator>
 #include <map>
+#include <nlohmann/json.hpp>
+#include <set>
 #include <utility>
 
 #include "distckpt/base/error.h"
@@ -285,8 +287,16 @@ Record RolloutLoop::data_state(std::int64_t step) const {
   return found == data_before_.end() ? stream_.state() : Record::parse(found->second);
 }
 
+// Sessions that are under way lie with the data parallel ranks that have them.
+nlohmann::json RolloutLoop::settings_of_pending() const {
+  auto settings = settings_of_answers(config_);
+  settings["rollout_data_parallel_size"] =
+      config_.async_training.partial_rollout ? workers_.num_rollout_parts() : 0;
+  return settings;
+}
+
 std::int64_t RolloutLoop::save_pending(std::int64_t step) {
-  PendingAnswers pending{.settings = settings_of_answers(config_),
+  PendingAnswers pending{.settings = settings_of_pending(),
                          .data = stream_.state().dump(),
                          .last_asked = last_asked_,
                          .last_drawn = last_drawn_,
@@ -331,15 +341,24 @@ void RolloutLoop::restore_pending(const std::filesystem::path& run, std::int64_t
     if (error.kind() != ErrorKind::kNotFound) throw;
     return leave_out(error.what());
   }
-  if (const auto now = settings_of_answers(config_); pending.settings != now) {
-    std::vector<std::string> others;
-    for (const auto& [name, value] : pending.settings.items())
-      if (!now.contains(name) || now[name] != value) others.push_back(name);
+  const auto& then = pending.settings;
+  if (const auto now = settings_of_pending(); then != now) {
+    std::set<std::string> others;
+    for (const auto& settings : {then, now})
+      for (const auto& [name, value] : settings.items())
+        if (now.value(name, nlohmann::json()) != then.value(name, nlohmann::json()))
+          others.insert(name);
     return leave_out(fmt::format("they are those of another {}", fmt::join(others, ", ")));
   }
-  const auto shares = std::int64_t{workers_.num_rollout_parts()} * config_.rollout.n;
-  if (pending.sessions.size() % shares != 0)
-    return leave_out("the rollout has other data parallel ranks");
+  try {
+    take_up(std::move(pending));
+  } catch (const nlohmann::json::exception& error) {
+    fail(ErrorKind::kCorrupt, "{}: pending answers behind step {}: {}", run.string(), step,
+         error.what());
+  }
+}
+
+void RolloutLoop::take_up(PendingAnswers pending) {
   stream_.restore(Record::parse(pending.data));
   data_before_.clear();
   for (auto& [of, data] : pending.data_before) data_before_.emplace(of, std::move(data));

@@ -88,6 +88,8 @@ class RolloutLoop {
   void start_partial(std::int64_t step);
   // Waits for the responses that were asked for.
   void finish();
+  nlohmann::json settings_of_pending() const;
+  void take_up(PendingAnswers pending);
   void carry_sessions(const RolloutBatch& sessions);
   RolloutBatch taken_from_under_way(const RolloutBatch& answer);
   // `step`: of the journal of sessions.

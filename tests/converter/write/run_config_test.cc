@@ -32,13 +32,14 @@ TransformerConfig config_of(const support::TinyModel& model) {
 
 std::string text_of(const TransformerConfig& config,
                     const models::ParallelConfig& parallel = {},
-                    const std::string& hf_model_id = "") {
+                    const std::string& hf_model_id = "",
+                    const std::string& hf_config = "") {
   constexpr std::string_view kGlobals[] = {"argparse.Namespace"};
   distckpt::PickleWriter pickle;
   write_common_state(pickle, config, parallel, {}, std::nullopt);
   const auto common = distckpt::Pickle::parse(pickle.finish(),
                                               {.source = "common.pt", .allowed_globals = kGlobals});
-  return run_config_text(find_args(common.root()).value(), config, hf_model_id);
+  return run_config_text(find_args(common.root()).value(), config, hf_model_id, hf_config);
 }
 
 TransformerConfig config_of_gemma3() {
@@ -159,6 +160,34 @@ TEST(RunConfig, KeepsTheArgumentsOfTrainingThatACheckpointHas) {
   const auto text = run_config_text(args.root(), config, "");
   EXPECT_EQ(field(text, "moe_aux_loss_coeff"), "0.5");
   EXPECT_EQ(field(text, "moe_router_dtype"), "none");
+}
+
+std::string text_of_vision(const std::string& hf_config) {
+  auto config = config_of({});
+  config.family = "qwen2_5_vl";
+  return text_of(config, {}, "", hf_config);
+}
+
+TEST(RunConfig, TurnsPositionsByImagesWhereverTheConfigSaysSo) {
+  const std::string words = R"("rope_scaling": {"mrope_section": [2, 3, 3]}, "bos_token_id": 7)";
+  const std::string flat = R"({"vision_config": {"depth": 2}, )" + words + "}";
+  const std::string nested = R"({"vision_config": {"depth": 2}, "text_config": {)" + words + "}}";
+  for (const auto& hf_config : {flat, nested}) {
+    const auto text = text_of_vision(hf_config);
+    EXPECT_EQ(field(text, "position_embedding_type"), "\"mrope\"");
+    EXPECT_EQ(field(text, "mrope_section"), "[2, 3, 3]");
+    EXPECT_EQ(field(text, "bos_token_id"), "7");
+  }
+  EXPECT_EQ(field(text_of_vision("{}"), "position_embedding_type"), "\"mrope\"");
+}
+
+TEST(RunConfig, TakesNothingFromAConfigThatWouldBeCalled) {
+  const auto refuses = [](const std::string& vision_config, const std::string& message) {
+    return fails(ErrorKind::kCorrupt, {message},
+                 [&] { text_of_vision(R"({"vision_config": )" + vision_config + "}"); });
+  };
+  EXPECT_TRUE(refuses(R"({"x": [{"_target_": "torch.os.system"}]})", "has the key \"_target_\""));
+  EXPECT_TRUE(refuses(R"({"x": "${oc.env:HOME}"})", "has the text"));
 }
 
 // A text that is no JSON throws.

@@ -10,6 +10,7 @@
 #include <span>
 #include <vector>
 
+#include "distckpt/base/error.h"
 #include "distckpt/base/integers.h"
 
 namespace ferry::distckpt {
@@ -150,6 +151,20 @@ TEST(RequantizeE4M3, ABlockOfZerosKeepsAScaleOfZero) {
   EXPECT_EQ(requantized({0.0F, -0.0F}, 0.0F, codes), 0.0F);
   EXPECT_EQ(codes, (std::vector{std::byte{0}, std::byte{0x80}}));
   EXPECT_EQ(requantized({0.0F, 448.0F}, 0.0F, codes), 1.0F);
+}
+
+// 9.2e-5 / 448 is 3.4 of the smallest numbers of fp16: three of them are too few.
+TEST(RequantizeE4M3, AScaleThatIsRoundedStillHasTheLargest) {
+  std::vector<std::byte> codes;
+  EXPECT_EQ(requantized({9.2e-5F, 1e-6F}, 0.0F, codes, DType::kF16), std::ldexp(1.0F, -22));
+  EXPECT_EQ(codes[0], std::byte{0x7C});  // 385.9 is 384
+  EXPECT_EQ(requantized({1e-6F}, 0.0F, codes, DType::kF16), std::ldexp(1.0F, -24));
+  EXPECT_EQ(requantized({1e-44F}, 0.0F, codes), std::numeric_limits<float>::denorm_min());
+}
+
+TEST(RequantizeE4M3, RefusesWhatIsBeyondItsScales) {
+  std::vector<std::byte> codes;
+  EXPECT_THROW(requantized({448.0F * 70000.0F}, 1.0F, codes, DType::kF16), Error);
 }
 
 TEST(RequantizeE4M3, ScalesBlocksOfRowsAndColumns) {

@@ -61,17 +61,25 @@ PpoConfig grpo_on_the_device() {
 }
 
 TEST(Auto, ComputesLayersAgainWhereMemoryIsShort) {
-  const auto config = chosen(grpo_on_the_device(), gpu_of(84));
+  const auto config = chosen(grpo_on_the_device(), gpu_of(82));
   EXPECT_EQ(config.actor.megatron.recompute_granularity, Granularity::kFull);
   EXPECT_GE(config.actor.ppo_max_token_len_per_gpu, 4096);
 }
 
 TEST(Auto, ComputesNoMoreLayersAgainThanItHasTo) {
-  auto config = chosen(grpo_on_the_device(), gpu_of(90));
+  auto config = chosen(grpo_on_the_device(), gpu_of(82));
   ASSERT_EQ(config.actor.megatron.recompute_method, models::Recompute::Method::kBlock);
   config.actor.ppo_max_token_len_per_gpu = 4096;
   --*config.actor.megatron.recompute_num_layers;
-  EXPECT_FALSE(fits(config, gpu_of(90)));
+  EXPECT_FALSE(fits(config, gpu_of(82)));
+}
+
+// Fewer tokens cost less than layers that are computed again.
+TEST(Auto, KeepsAllLayersForHalfOfTheTokens) {
+  const auto config = chosen(grpo_on_the_device(), gpu_of(88));
+  EXPECT_EQ(config.actor.megatron.recompute_granularity, Granularity::kNone);
+  EXPECT_GE(config.actor.ppo_max_token_len_per_gpu, 2048);
+  EXPECT_LT(config.actor.ppo_max_token_len_per_gpu, 3900);
 }
 
 TEST(Auto, LeavesWhatIsSet) {

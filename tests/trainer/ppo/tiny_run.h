@@ -97,9 +97,15 @@ class TinyRun {
                       /*step=*/0,
                       /*total_steps=*/4,
                       [this](const std::string& line) { said.push_back(line); }};
-  trainer::RolloutLoop rollout{
-      config,    encoder, stream, workers, batch_worker, log, [](std::int64_t) { return false; },
-      /*step=*/0};
+  trainer::RolloutLoop rollout{config,
+                               encoder,
+                               stream,
+                               workers,
+                               batch_worker,
+                               log,
+                               [](std::int64_t) { return false; },
+                               /*step=*/0,
+                               /*total_steps=*/4};
 };
 
 }  // namespace ferry::support
