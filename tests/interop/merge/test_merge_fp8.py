@@ -1,11 +1,13 @@
 """Adapters merged into blocks of FP8 that stay in FP8, with PEFT's merge in fp32 as the judge."""
 import json
+import shutil
+import subprocess
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from support import ferry_json, hf_tensors, llama_config, llama_shapes, random_tensors, refuse, run_ok, tree, write_hf
+from support import FERRY, ferry_json, hf_tensors, llama_config, llama_shapes, random_tensors, refuse, run_ok, tree, write_hf
 from test_merge import ALL, make_adapter
 
 CONFIG = llama_config(hidden_size=64, intermediate_size=176, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
@@ -110,6 +112,32 @@ def test_what_the_adapter_leaves_alone_is_copied(work):
     run_ok("merge", work / "fp8", work / "adapter", work / "archive", "--keep-fp8", "--to", "h5")
     run_ok("convert", work / "archive", work / "again", "--keep-fp8")
     assert tree(work / "again") == tree(work / "merged")
+
+
+def stop_while_copying(work):
+    """Leaves the working folder of a merge that was killed, with zeros for what it had written."""
+    command = [FERRY, "merge", work / "fp8", work / "adapter", work / "merged", "--keep-quantized", "--threads", "1"]
+    for _ in range(20):
+        run = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        while run.poll() is None and not any(journal.stat().st_size > 100 for journal in work.glob(".*.ferry/journal")):
+            pass
+        run.kill()
+        run.wait()
+        if not (work / "merged").exists():
+            break
+        shutil.rmtree(work / "merged")
+    written = work / ".merged.ferry/output/model.safetensors"
+    written.write_bytes(bytes(written.stat().st_size))
+
+
+def test_a_run_whose_leftovers_are_damaged_begins_anew(work):
+    write_base(work, "fp32")
+    make_adapter(work / "fp32", work / "adapter", torch.float32, r=8, lora_alpha=64, target_modules=ALL)
+    stop_while_copying(work)
+    again = ferry_json("merge", work / "fp8", work / "adapter", work / "merged", "--keep-quantized", "--resume")
+    assert again["redone"]
+    whole = ferry_json("merge", work / "fp8", work / "adapter", work / "whole", "--keep-quantized")
+    assert again["adapter"] == whole["adapter"] and tree(work / "merged") == tree(work / "whole")
 
 
 def test_an_adapter_that_fp8_cannot_hold_is_refused_unless_asked_for(work):
