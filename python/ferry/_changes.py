@@ -13,7 +13,7 @@ class MergeReport:
 
     Attributes:
         converted: the conversion that it was merged in
-        tensors, elements: that the adapter changes; after an interrupted run elements are those of the last one
+        tensors, elements: that the adapter changes; after an interrupted run elements are those of the last one, of blocks of FP8 all
         changed, vanished: elements; vanished: a change other than zero was less than half a step of their dtype
         rescaled: blocks of FP8 that got another scale
     """

@@ -214,13 +214,14 @@ def save_from(path: Path, sharded_state_dict: Mapping[str, Any], *, like: Union[
     place, gather = _ranks(group)
     origin = _opened(like)
     mesh = _mesh(dict(tp=tp, pp=pp, ep=ep, etp=etp, vpp=vpp))
+    tensor_ranks = mesh["tp"] or 1
     if make_vocab_size_divisible_by is None:
         make_vocab_size_divisible_by = 128
         vocabulary = (origin.config or {}).get("vocab_size")
         rows = [shard["global_shape"][-2] for shard in shards.shards if shard["key"].endswith(("word_embeddings.weight", "output_layer.weight"))]
-        step = 128 * mesh["tp"]
+        step = 128 * tensor_ranks
         if vocabulary and rows and -(-vocabulary // step) * step != rows[0]:
-            make_vocab_size_divisible_by = rows[0] // mesh["tp"]
+            make_vocab_size_divisible_by = rows[0] // tensor_ranks
     options = plain(dict(shards=shards.shards, target=os.fspath(path), iteration=iteration, overwrite=overwrite, threads=threads, max_memory=max_memory,
                          make_vocab_size_divisible_by=make_vocab_size_divisible_by, **mesh, **place))
     with reporting(progress) as callback:

@@ -48,7 +48,7 @@ def test_an_adapter_is_split_out_and_merged_as_the_program_does(ends, work):
     report = ferry.merge(base, work / "one", work / "merged")
     found = ferry_json("merge", base, work / "one", work / "merged_too")
     assert tree(work / "merged") == tree(work / "merged_too")
-    same_numbers = {name: getattr(report, name) for name in ("tensors", "elements", "changed", "vanished")}
+    same_numbers = {name: getattr(report, name) for name in ("tensors", "elements", "changed", "vanished", "rescaled")}
     assert same_numbers == found["adapter"] and report.changed > 0
     assert report.converted.proved and report.converted.model_digest == found["model_digest"]
     before, after = load_file(tuned / "model.safetensors"), load_file(work / "merged/model.safetensors")
