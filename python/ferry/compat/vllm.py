@@ -70,7 +70,7 @@ def register(load_format: str = "ferry") -> None:
         engine = weight_transfer_engine()
     except ImportError:
         return
-    if load_format not in WeightTransferEngineFactory._registry:  # plugins are loaded more than once
+    if load_format not in getattr(WeightTransferEngineFactory, "_registry", ()):  # plugins are loaded more than once
         WeightTransferEngineFactory.register_engine(load_format, engine)
 
 
