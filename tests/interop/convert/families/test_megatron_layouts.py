@@ -42,22 +42,32 @@ def without_head(tensors):
     return {name: tensor for name, tensor in tensors.items() if not name.startswith(HEAD)}
 
 
-def seen_by_megatron_core(folder):
-    """{key: (dtype, shape, sha256)} as megatron-core's reader finds them."""
-    path = str(iteration_folder(folder))
-    done = subprocess.run([sys.executable, HERE / "read_with_mcore.py", PEERS / "mc0192", path], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                          text=True, timeout=300, env=dict(os.environ, GLOO_SOCKET_IFNAME="lo"))
+def seen_by_megatron_core(folders):
+    """{name: folder} -> {name: {key: (dtype, shape, sha256)}} as megatron-core's reader finds them."""
+    paths = {name: str(iteration_folder(folder)) for name, folder in folders.items()}
+    done = subprocess.run([sys.executable, HERE / "read_with_mcore.py", PEERS / "mc0192", *paths.values()], stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, text=True, timeout=300, env=dict(os.environ, GLOO_SOCKET_IFNAME="lo"))
     assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])[path]
+    read = json.loads(done.stdout.splitlines()[-1])
+    return {name: read[path] for name, path in paths.items()}
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """-> {case: folder}, {case: what megatron-core finds there}"""
+    work = tmp_path_factory.mktemp("written")
+    folders = {case: work / case.replace(" ", "-") for case in CASES}
+    for case, (layout, hf, _) in CASES.items():
+        run_ok("convert", hf, folders[case], "--tp", 2, "--pp", 2, "--make-vocab-size-divisible-by", 1, "--megatron-layout", layout)
+    return folders, seen_by_megatron_core(folders)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_writes_what_the_peer_makes(case, work):
-    layout, hf, name = CASES[case]
-    run_ok("convert", hf, work / "megatron", "--tp", 2, "--pp", 2, "--make-vocab-size-divisible-by", 1, "--megatron-layout", layout)
-    wanted = of_peer(name, "megatron")
-    assert as_bridge(without_head(stored(work / "megatron")), wanted) == wanted
-    seen = {re.sub(r"experts\.experts\.\d+\.", "experts.experts.", key) for key in seen_by_megatron_core(work / "megatron")}
+def test_writes_what_the_peer_makes(case, written):
+    folders, found = written
+    wanted = of_peer(CASES[case][2], "megatron")
+    assert as_bridge(without_head(stored(folders[case])), wanted) == wanted
+    seen = {re.sub(r"experts\.experts\.\d+\.", "experts.experts.", key) for key in found[case]}
     assert set(without_head(dict.fromkeys(seen))) == set(wanted)
 
 

@@ -15,6 +15,7 @@ NEXT = {"in_proj_qkvz.weight", "in_proj_ba.weight"}
 OF_35 = {"in_proj_qkv.weight", "in_proj_z.weight", "in_proj_b.weight", "in_proj_a.weight"}
 ALL = {"A_log", "dt_bias", "conv1d.weight", "norm.weight", "out_proj.weight"}
 MODELS = {"qwen3_next": NEXT, "qwen3_5": OF_35, "qwen3_5_moe": OF_35, "qwen3_5_vl": OF_35}
+MESHES = {"tp2": ["--tp", 2], "pp2": ["--pp", 2, "--num-layers-in-first-pipeline-stage", 1]}
 KEY = re.compile(r"decoder\.layers\.(\d+)\.self_attention\.((?:linear_attn|input_layernorm)\..*)")
 
 
@@ -26,17 +27,27 @@ def of_delta_nets(hf):
             if name.startswith((prefix + "linear_attn.", prefix + "input_layernorm."))}
 
 
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """-> {model and mesh: folder}, {model and mesh: what megatron-core finds there}"""
+    work = tmp_path_factory.mktemp("written")
+    folders = {(model, mesh): work / f"{model}-{mesh}" for model in MODELS for mesh in MESHES}
+    for (model, mesh), folder in folders.items():
+        run_ok("convert", DATA / f"hf_{model}/hf", folder, "--megatron-layout", "slime", *MESHES[mesh])
+    return folders, seen_by_megatron_core(folders)
+
+
+@pytest.mark.parametrize("mesh", MESHES)
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("layout", [["--tp", 2], ["--pp", 2, "--num-layers-in-first-pipeline-stage", 1]], ids=["tp2", "pp2"])
-def test_the_tensors_are_hugging_faces_whole(model, layout, work):
-    hf = DATA / f"hf_{model}/hf"
-    run_ok("convert", hf, work / "slime", "--megatron-layout", "slime", *layout)
-    found = {key: tensor for key, tensor in stored(work / "slime").items() if KEY.fullmatch(key)}
-    wanted = of_delta_nets(hf)
+def test_the_tensors_are_hugging_faces_whole(model, mesh, written):
+    folders, seen = written
+    all_of_it = stored(folders[model, mesh])
+    found = {key: tensor for key, tensor in all_of_it.items() if KEY.fullmatch(key)}
+    wanted = of_delta_nets(DATA / f"hf_{model}/hf")
     assert {KEY.fullmatch(key)[2].removeprefix("linear_attn.") for key in wanted} == MODELS[model] | ALL | {"input_layernorm.weight"}
     assert found.keys() == wanted.keys() and all(torch.equal(found[key], tensor) and found[key].dtype == tensor.dtype for key, tensor in wanted.items())
-    assert not [key for key in stored(work / "slime") if "self_attention.in_proj" in key or "self_attention.out_norm" in key]
-    assert wanted.keys() <= set(seen_by_megatron_core(work / "slime"))
+    assert not [key for key in all_of_it if "self_attention.in_proj" in key or "self_attention.out_norm" in key]
+    assert wanted.keys() <= set(seen[model, mesh])
 
 
 @pytest.mark.parametrize("model", MODELS)
