@@ -163,7 +163,7 @@ std::array<TensorLayout, 2> RequantizedBlocks::add(std::uint32_t weight,
     elements.shards.push_back(distckpt::packed_shard(band.box, elements.dtype, storage, 0));
     scales.shards.push_back(
         distckpt::packed_shard(blocks, scales.dtype, storage, band.box.volume()));
-    bands_.push_back(std::move(band));
+    bands_.push_back(band);
   }
   return {std::move(elements), std::move(scales)};
 }
