@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <filesystem>
 #include <iterator>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -41,7 +43,7 @@ struct PlanFlags {
 };
 
 // config.json is enough: weights need not be there.
-models::TransformerConfig model_of(const trainer::ModelConfig& config) {
+models::TransformerConfig read_model(const trainer::ModelConfig& config) {
   for (const auto& folder : {config.hf_config_path, config.path}) {
     const auto file = fs::path(folder) / "config.json";
     if (!folder.empty() && fs::exists(file))
@@ -49,6 +51,26 @@ models::TransformerConfig model_of(const trainer::ModelConfig& config) {
   }
   return converter::open(config.path, {.hf_config = config.hf_config_path}).map.config;
 }
+
+// The models of a run, each of which is read once, whichever mesh it is planned for. Thread-safe.
+class Models {
+ public:
+  models::TransformerConfig of(const trainer::ModelConfig& config) {
+    const std::lock_guard lock(mutex_);
+    const auto [found, is_new] = known_.try_emplace({config.path, config.hf_config_path});
+    try {
+      if (is_new) found->second = read_model(config);
+    } catch (...) {
+      known_.erase(found);
+      throw;
+    }
+    return found->second;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::pair<std::string, std::string>, models::TransformerConfig> known_;
+};
 
 // The program that a file is for, by its sections.
 std::string algorithm_of(const PlanFlags& flags) {
@@ -107,31 +129,33 @@ PlannedRun planned(const PlanFlags& flags,
 }
 
 // The run with these settings on top of its own.
-PlannedRun planned(const PlanFlags& flags, const std::vector<std::string>& settings) {
+PlannedRun planned(const PlanFlags& flags,
+                   Models& known,
+                   const std::vector<std::string>& settings = {}) {
   auto overrides = flags.overrides;
   overrides.insert(overrides.end(), settings.begin(), settings.end());
   const auto algorithm = algorithm_of(flags);
   if (algorithm == "sft") {
     const auto config = trainer::load_sft_config(flags.config, overrides);
-    return planned(flags, config, model_of(config.model), config.trainer.device,
+    return planned(flags, config, known.of(config.model), config.trainer.device,
                    config.engine.parallel.world_size());
   }
   const auto config = trainer::load_ppo_config(algorithm, flags.config, overrides);
-  trainer::ModelsOfRun models{.actor = model_of(config.model)};
-  models.critic = config.critic.model.path.empty() ? models.actor : model_of(config.critic.model);
+  trainer::ModelsOfRun models{.actor = known.of(config.model)};
+  models.critic = config.critic.model.path.empty() ? models.actor : known.of(config.critic.model);
   models.critic = converter::with_value_head(models.critic);
-  if (config.reward.enable) models.reward = model_of(config.reward.model);
+  if (config.reward.enable) models.reward = known.of(config.reward.model);
   return planned(flags, config, models, config.trainer.run.device,
                  config.actor.megatron.parallel.world_size());
 }
 
 // The meshes that a run of so many ranks may have.
-MeshSpace mesh_space(const PlanFlags& flags) {
+MeshSpace mesh_space(const PlanFlags& flags, Models& known) {
   MeshSpace space{.ranks = flags.ranks, .ranks_per_host = flags.ranks_per_host};
   const auto take = [&](const trainer::ModelConfig& config, trainer::DeviceKind kind) {
     require(kind == trainer::DeviceKind::kCuda, ErrorKind::kUsage,
             "--meshes: the seconds of a run on the host are not planned: trainer.device=cuda");
-    const auto model = model_of(config);
+    const auto model = known.of(config);
     space.layers = model.num_layers;
     space.experts = model.num_moe_experts;
   };
@@ -153,9 +177,10 @@ MeshSpace mesh_space(const PlanFlags& flags) {
 
 void compare_meshes(const PlanFlags& flags) {
   require(flags.ranks > 0, ErrorKind::kUsage, "--meshes: --ranks says of how many ranks");
+  Models known;
   const auto meshes = plan_meshes(
-      mesh_space(flags),
-      [&](const std::vector<std::string>& settings) { return planned(flags, settings); },
+      mesh_space(flags, known),
+      [&](const std::vector<std::string>& settings) { return planned(flags, known, settings); },
       flags.meshes);
   if (flags.json)
     fmt::print("{}\n", json_text(meshes_json(meshes)));
@@ -171,7 +196,8 @@ void compare_meshes(const PlanFlags& flags) {
 
 void run(const PlanFlags& flags) {
   if (flags.meshes > 0) return compare_meshes(flags);
-  const auto [setup, choice, plan] = planned(flags, std::vector<std::string>{});
+  Models known;
+  const auto [setup, choice, plan] = planned(flags, known);
   if (flags.json)
     fmt::print("{}\n", json_text(plan_json(setup, choice, plan)));
   else

@@ -7,7 +7,6 @@
 #include <atomic>
 #include <exception>
 #include <mutex>
-#include <optional>
 #include <thread>
 #include <tuple>
 #include <utility>

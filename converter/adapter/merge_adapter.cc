@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
-#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -63,7 +62,6 @@ class MergeAmendment : public Amendment {
 
   void begin(Checkpoint& source) override {
     // A run that is begun anew holds nothing of the one before.
-    recent_.clear();
     in_blocks_.clear();
     blocks_.reset();
     blocks_source_.reset();
@@ -207,12 +205,13 @@ class MergeAmendment : public Amendment {
     const std::vector before(values.begin(), values.end());
     require_base(weight, element, before);
     if (weight.adapted.rank == 0) return;
-    const auto change = recent(weight);
-    add_change(weight, *change, element, values);
+    // Rows may be read more than once; the adapter keeps the factors that it has read last.
+    const auto change = adapter_->load(weight.adapted);
+    add_change(weight, change, element, values);
     for_each_row(element, values.size(), weight.adapted.columns, [&](const RowPart& part) {
       const auto row = values.subspan(part.begin, part.size);
-      if (!change->magnitude.empty())
-        scale_row(change->magnitude[static_cast<std::size_t>(part.row)], square_sum(row), row);
+      if (!change.magnitude.empty())
+        scale_row(change.magnitude[static_cast<std::size_t>(part.row)], square_sum(row), row);
     });
     for (std::size_t i = 0; i < before.size(); ++i) require_finite(weight, before[i], values[i]);
   }
@@ -270,21 +269,6 @@ class MergeAmendment : public Amendment {
     if (!weight.change)
       weight.change = std::make_shared<const LowRankChange>(adapter_->load(weight.adapted));
     return weight.change;
-  }
-
-  // The change of a weight in blocks, whose rows may be read more than once.
-  std::shared_ptr<const LowRankChange> recent(const ChangingWeight& weight) const {
-    constexpr std::size_t kRecent = 8;
-    const std::lock_guard lock(recent_mutex_);
-    const auto found = std::ranges::find(recent_, &weight, &RecentChange::first);
-    if (found != recent_.end()) {
-      std::rotate(recent_.begin(), found, found + 1);
-    } else {
-      recent_.emplace_front(&weight,
-                            std::make_shared<const LowRankChange>(adapter_->load(weight.adapted)));
-      if (recent_.size() > kRecent) recent_.pop_back();
-    }
-    return recent_.front().second;
   }
 
   static void release(ChangingWeight& weight, std::int64_t count) {
@@ -383,9 +367,6 @@ class MergeAmendment : public Amendment {
   std::vector<std::vector<std::unique_ptr<ChangingWeight>>> changing_;
   // The same of those in blocks of FP8 that stay so.
   std::vector<std::vector<std::unique_ptr<ChangingWeight>>> in_blocks_;
-  using RecentChange = std::pair<const ChangingWeight*, std::shared_ptr<const LowRankChange>>;
-  mutable std::mutex recent_mutex_;
-  mutable std::deque<RecentChange> recent_;  // the last one first
   std::shared_ptr<RequantizedBlocks> blocks_;
   std::unique_ptr<distckpt::FileSource> blocks_source_;
 };

@@ -88,7 +88,7 @@ std::string MemoryAdvice::ways(const BatchShape& batch,
     return tokens_that_fit(model_, how, batch.largest, batch.num_micro_batches, all);
   };
   std::vector<std::string> ways;
-  // Where the formula has room for as many as did not fit, it falls short.
+  // The formula falls short where it has room for as many as did not fit.
   const auto by_formula = fits(recompute);
   const auto tokens = by_formula < batch.largest.tokens ? by_formula : batch.largest.tokens * 4 / 5;
   if (tokens >= batch.longest_sequence && size.use_dynamic_bsz) {

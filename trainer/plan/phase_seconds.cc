@@ -175,7 +175,7 @@ class StepClock {
     return 1 + (mesh.pp() - 1) / (micro_batches(role, mesh, learns) * real(chunks));
   }
 
-  // Of a rank and an update.
+  // The number of a rank for an update.
   double micro_batches(const RoleSetup& role, const models::MeshShape& mesh, bool learns) const {
     const auto micro_batch = MemoryAdvice(role.memory, role.engine, first_model(role), role.trains)
                                  .largest_batch(!learns)

@@ -276,7 +276,7 @@ TEST(RunPlan, CountsTheStatesThatPrefixesHaveSlotsFor) {
   EXPECT_EQ(cache(true, false), cache(false, false));
 }
 
-// Of 32 layers, eight take a quarter of what all take.
+// Eight of 32 layers take a quarter of what all take.
 TEST(RunPlan, CountsTheLayersThatAreComputedAgain) {
   const auto seconds = [](std::optional<models::Recompute::Method> method, int layers) {
     auto config = grpo();
