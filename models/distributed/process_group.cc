@@ -275,16 +275,8 @@ at::Tensor ProcessGroup::all_reduce_max(const at::Tensor& mine) const {
 at::Tensor ProcessGroup::all_to_all(const at::Tensor& mine,
                                     const std::vector<std::int64_t>& send_rows,
                                     const std::vector<std::int64_t>& receive_rows) const {
-  if (size() == 1) return mine;
-  const auto rows = receive_rows.empty() ? mine.size(0)
-                                         : std::accumulate(receive_rows.begin(), receive_rows.end(),
-                                                           std::int64_t{0});
-  auto received = empty_rows(mine, rows);
-  auto sent = mine.contiguous();
-  auto send = send_rows;
-  auto receive = receive_rows;
-  run("all_to_all",
-      [&] { backends_->wait(backends_->device->alltoall_base(received, sent, receive, send)); });
+  auto [received, moved] = begin_all_to_all(mine, send_rows, receive_rows);
+  moved.wait();
   return received;
 }
 
@@ -350,6 +342,25 @@ at::Tensor ProcessGroup::my_part(const at::Tensor& whole) const {
           "{} rows over {} ranks", whole.size(0), size());
   const auto rows = whole.size(0) / size();
   return whole.narrow(0, rank_ * rows, rows);
+}
+
+std::pair<at::Tensor, Pending> ProcessGroup::begin_all_to_all(
+    const at::Tensor& mine,
+    const std::vector<std::int64_t>& send_rows,
+    const std::vector<std::int64_t>& receive_rows) const {
+  if (size() == 1) return {mine, Pending()};
+  const auto rows = receive_rows.empty() ? mine.size(0)
+                                         : std::accumulate(receive_rows.begin(), receive_rows.end(),
+                                                           std::int64_t{0});
+  auto received = empty_rows(mine, rows);
+  auto sent = mine.contiguous();
+  auto send = send_rows;
+  auto receive = receive_rows;
+  auto moved = begin("all_to_all", [&] {
+    return backends_->device->alltoall_base(received, sent, receive, send);
+  });
+  return {received, Pending([moved, sent, received]() mutable { moved.wait(); },
+                            [moved] { return moved.done(); })};
 }
 
 Pending ProcessGroup::reduce_scatter_in_place(const at::Tensor& whole) const {

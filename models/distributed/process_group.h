@@ -89,6 +89,11 @@ class ProcessGroup {
   // Sends and receives a batch of messages, none of which waits for another. Both ranks of a
   // message name it in one batch, and list all messages between them in the same order.
   Pending batch_isend_irecv(const std::vector<P2POp>& messages) const;
+  // all_to_all(): what it will have received.
+  std::pair<at::Tensor, Pending> begin_all_to_all(
+      const at::Tensor& mine,
+      const std::vector<std::int64_t>& send_rows,
+      const std::vector<std::int64_t>& receive_rows) const;
   // Collectives within one contiguous tensor [size * n]. reduce_scatter leaves the sum in this
   // rank's n elements and garbage in the others; all_gather fills each part from its rank.
   Pending reduce_scatter_in_place(const at::Tensor& whole) const;

@@ -141,12 +141,13 @@ class LayerMemory {
   }
 
   // The router's input and scores, and for each choice of a token its row, the experts' activations
-  // and their result.
+  // and their result, of which a rank of several that share an expert has its columns in kBitwise.
   double experts() const {
     const auto choices = width(config_.moe_router_topk) / sharers_;
     auto bytes =
         element_ * hidden_ / sharers_ + kFp32 * width(config_.num_moe_experts) / sharers_ +
-        element_ * choices * ((etp_ + 1) * hidden_ + activations(config_.moe_ffn_hidden_size));
+        element_ * choices *
+            ((etp_ + (gathers_ ? 1 : etp_)) * hidden_ + activations(config_.moe_ffn_hidden_size));
     if (gathers_) bytes += element_ * choices * (etp_ - 1) * width(config_.moe_ffn_hidden_size);
     if (config_.moe_shared_expert_intermediate_size > 0)
       bytes += mlp(config_.moe_shared_expert_intermediate_size);

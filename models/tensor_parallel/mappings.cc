@@ -2,7 +2,6 @@
 
 #include <torch/csrc/autograd/custom_function.h>
 
-#include <functional>
 #include <utility>
 
 #include "distckpt/base/error.h"
@@ -10,9 +9,6 @@
 namespace ferry::models {
 namespace {
 
-using Mapping = std::function<at::Tensor(const at::Tensor&)>;
-
-// A linear map whose gradient is another one.
 class Mapped : public torch::autograd::Function<Mapped> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* context,
@@ -55,10 +51,14 @@ at::Tensor stacked(const at::Tensor& wide, int size) {
 
 }  // namespace
 
+at::Tensor mapped(const at::Tensor& x, const Mapping& forward, const Mapping& backward) {
+  return Mapped::apply(x, forward, backward);
+}
+
 // The groups outlive the graph: they belong to the mesh.
 at::Tensor copy_to_tensor_model_parallel_region(const at::Tensor& x, const ProcessGroup& group) {
   if (group.size() == 1) return x;
-  return Mapped::apply(
+  return mapped(
       x, [](const at::Tensor& t) { return t; },
       [&group](const at::Tensor& t) { return group.all_reduce(t); });
 }
@@ -66,7 +66,7 @@ at::Tensor copy_to_tensor_model_parallel_region(const at::Tensor& x, const Proce
 at::Tensor reduce_from_tensor_model_parallel_region(const at::Tensor& x,
                                                     const ProcessGroup& group) {
   if (group.size() == 1) return x;
-  return Mapped::apply(
+  return mapped(
       x, [&group](const at::Tensor& t) { return group.all_reduce(t); },
       [](const at::Tensor& t) { return t; });
 }
@@ -75,7 +75,7 @@ at::Tensor gather_from_tensor_model_parallel_region(const at::Tensor& x,
                                                     const ProcessGroup& group,
                                                     bool replicated) {
   if (group.size() == 1) return x;
-  return Mapped::apply(
+  return mapped(
       x, [&group](const at::Tensor& t) { return group.all_gather_channels(t); },
       [&group, replicated](const at::Tensor& t) {
         return replicated ? mine(t, group, 1) : group.reduce_scatter(stacked(t, group.size()));
@@ -86,7 +86,7 @@ at::Tensor gather_from_sequence_parallel_region(const at::Tensor& x,
                                                 const ProcessGroup& group,
                                                 bool replicated) {
   if (group.size() == 1) return x;
-  return Mapped::apply(
+  return mapped(
       x, [&group](const at::Tensor& t) { return group.all_gather(t); },
       [&group, replicated](const at::Tensor& t) {
         return replicated ? mine(t, group, 0) : group.reduce_scatter(t);
@@ -95,7 +95,7 @@ at::Tensor gather_from_sequence_parallel_region(const at::Tensor& x,
 
 at::Tensor scatter_to_sequence_parallel_region(const at::Tensor& x, const ProcessGroup& group) {
   if (group.size() == 1) return x;
-  return Mapped::apply(
+  return mapped(
       x, [&group](const at::Tensor& t) { return mine(t, group, 0); },
       [&group](const at::Tensor& t) { return group.all_gather(t); });
 }
@@ -103,7 +103,7 @@ at::Tensor scatter_to_sequence_parallel_region(const at::Tensor& x, const Proces
 at::Tensor reduce_scatter_to_sequence_parallel_region(const at::Tensor& x,
                                                       const ProcessGroup& group) {
   if (group.size() == 1) return x;
-  return Mapped::apply(
+  return mapped(
       x, [&group](const at::Tensor& t) { return group.reduce_scatter(t); },
       [&group](const at::Tensor& t) { return group.all_gather(t); });
 }
@@ -113,7 +113,7 @@ at::Tensor all_to_all(const at::Tensor& x,
                       const std::vector<std::int64_t>& send_rows,
                       const std::vector<std::int64_t>& receive_rows) {
   if (group.size() == 1) return x;
-  return Mapped::apply(
+  return mapped(
       x,
       [&group, send_rows, receive_rows](const at::Tensor& t) {
         return group.all_to_all(t, send_rows, receive_rows);
@@ -125,14 +125,14 @@ at::Tensor all_to_all(const at::Tensor& x,
 
 at::Tensor all_to_all_sequence_to_hidden(const at::Tensor& x, const ProcessGroup& group) {
   if (group.size() == 1) return x;
-  return Mapped::apply(
+  return mapped(
       x, [&group](const at::Tensor& t) { return group.all_to_all(stacked(t, group.size())); },
       [&group](const at::Tensor& t) { return side_by_side(group.all_to_all(t), group.size()); });
 }
 
 at::Tensor all_to_all_hidden_to_sequence(const at::Tensor& x, const ProcessGroup& group) {
   if (group.size() == 1) return x;
-  return Mapped::apply(
+  return mapped(
       x, [&group](const at::Tensor& t) { return side_by_side(group.all_to_all(t), group.size()); },
       [&group](const at::Tensor& t) { return group.all_to_all(stacked(t, group.size())); });
 }

@@ -5,11 +5,16 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "models/distributed/process_group.h"
 
 namespace ferry::models {
+
+using Mapping = std::function<at::Tensor(const at::Tensor&)>;
+// forward(x), a linear map whose gradient is backward(gradient).
+at::Tensor mapped(const at::Tensor& x, const Mapping& forward, const Mapping& backward);
 
 // Forward: nothing. Backward: sums the gradients of all ranks.
 at::Tensor copy_to_tensor_model_parallel_region(const at::Tensor& x, const ProcessGroup& group);

@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 #include "distckpt/base/error.h"
 #include "models/kernels/experts/experts.h"
@@ -13,32 +12,6 @@
 #include "models/transformer/token_dispatcher.h"
 
 namespace ferry::models {
-namespace {
-
-// The row of a token for each of its choices, in the order of the experts; `inverse` says where
-// each choice went. The gradients of a token's rows are added in the order of its choices.
-class RowsOfChoices : public torch::autograd::Function<RowsOfChoices> {
- public:
-  static at::Tensor forward(torch::autograd::AutogradContext* context,
-                            const at::Tensor& x,
-                            const at::Tensor& order,
-                            const at::Tensor& inverse,
-                            std::int64_t topk) {
-    context->save_for_backward({inverse});
-    context->saved_data["topk"] = topk;
-    return x.index_select(0, at::div(order, topk, "trunc"));
-  }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
-                                                 const torch::autograd::variable_list& grads) {
-    const auto topk = context->saved_data["topk"].toInt();
-    const auto ones = at::ones({grads[0].size(0) / topk, topk}, grads[0].options());
-    return {combine_choices(grads[0], context->get_saved_variables()[0], ones), at::Tensor(),
-            at::Tensor(), at::Tensor()};
-  }
-};
-
-}  // namespace
-
 Experts::Experts(const ModelSetup& setup, Parameters& parameters, const std::string& prefix)
     : setup_(setup) {
   const auto local = setup.config.num_moe_experts / setup.mesh.ep().size();
@@ -230,7 +203,7 @@ at::Tensor MoELayer::compute_own_experts(const at::Tensor& mine, const RouterCho
   const auto topk = setup_.config.moe_router_topk;
   const auto& inverse = places.inverse;
   const auto results =
-      experts_.forward(RowsOfChoices::apply(x, places.order, inverse, topk), places.ends);
+      experts_.forward(gather_choices(x, places, topk, inverse.size(0)), places.ends);
   at::Tensor end;  // of the rows that this rank has computed
   if (ep.size() > 1) end = places.ends.narrow(0, local - 1, 1);
   if (ep.size() > 1 && bitwise) {
@@ -246,22 +219,16 @@ at::Tensor MoELayer::compute_own_experts(const at::Tensor& mine, const RouterCho
 }
 
 at::Tensor MoELayer::route_and_compute(const at::Tensor& x, const RouterChoice& choice) const {
-  const auto topk = setup_.config.moe_router_topk;
   const auto routing = router_.forward(x, choice);
-  const auto num_experts = setup_.config.num_moe_experts;
-  const auto places = expert_order(routing.experts.reshape({-1}), {0, num_experts});
-  const auto rows_of_choices = [&] {
-    return RowsOfChoices::apply(x, places.order, places.inverse, topk);
-  };
-  at::Tensor results;
-  if (setup_.mesh.ep().size() == 1 && setup_.mesh.etp().size() == 1) {
-    results = experts_.forward(rows_of_choices(), places.ends);
-  } else {
-    TokenDispatcher dispatcher(setup_, places.ends);
-    const auto rows = rows_of_choices();  // while ranks tell each other how many
-    dispatcher.wait();
-    results = dispatcher.combine(experts_.forward(dispatcher.dispatch(rows), dispatcher.ends()));
+  if (setup_.mesh.ep().size() > 1 || setup_.mesh.etp().size() > 1) {
+    TokenDispatcher dispatcher(setup_, x, routing);
+    const auto rows = dispatcher.dispatch();
+    return dispatcher.combine(experts_.forward(rows, dispatcher.ends()));
   }
+  const auto places =
+      expert_order(routing.experts.reshape({-1}), {0, setup_.config.num_moe_experts});
+  const auto results =
+      experts_.forward(rows_of_choices(x, places, setup_.config.moe_router_topk), places.ends);
   return combine_choices_of(places, results, routing.weights);
 }
 

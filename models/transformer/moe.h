@@ -2,9 +2,9 @@
 // over the expert parallel group (Megatron-Core token_dispatcher.py, MoEAlltoAllTokenDispatcher);
 // the ranks of an expert tensor parallel group share out each expert and see each other's tokens.
 //
-// Results of the experts come back to the token's rank unreduced, one row for each of its choices,
-// and are summed there in the order of the choices: the sum does not depend on the ranks of the
-// experts. In generation rows are few, so that ranks exchange all of them rather than count who
+// A token travels once to each rank that has experts of its choices. In kBitwise their results come
+// back to the token's rank one by one and are summed there in the order of the choices: the sum
+// does not depend on the ranks of the experts. In kFast a rank sums what it has. In generation rows are few, so that ranks exchange all of them rather than count who
 // needs which.
 #pragma once
 

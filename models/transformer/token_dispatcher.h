@@ -1,54 +1,55 @@
 // Sends a batch of routed rows to the ranks of their experts, and brings the results back
-// (Megatron-Core's MoEAlltoAllTokenDispatcher).
+// (Megatron-Core's MoEAlltoAllTokenDispatcher). A token's row goes once to each rank that has
+// experts of its choices, and so does its gradient.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Event.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <vector>
 
 #include "models/kernels/experts/experts.h"
 #include "models/transformer/layer_context.h"
+#include "models/transformer/router.h"
 
 namespace ferry::models {
 
 class TokenDispatcher {
  public:
-  // `ends` [experts of the layer], int32: where the rows of each expert end among this rank's rows,
-  // sorted by expert. Ranks begin to tell each other their numbers of rows, on a GPU beside what
-  // the caller does next. The caller must not write `ends` before wait().
-  TokenDispatcher(const ModelSetup& setup, const at::Tensor& ends);
+  // x [tokens, hidden] and its routing. Ranks begin to tell each other their numbers of rows, on a
+  // GPU beside what the current stream does next.
+  TokenDispatcher(const ModelSetup& setup, const at::Tensor& x, const Routing& routing);
 
-  // Waits for these numbers: the one place at which the host waits for the device. The other
-  // functions follow it.
-  void wait();
-
-  // This rank's rows -> rows for this rank's experts, those of the first one first. Differentiable.
-  at::Tensor dispatch(const at::Tensor& rows) const;
-
-  // The results of this rank's experts -> the results of this rank's rows. Differentiable.
-  at::Tensor combine(const at::Tensor& results) const;
+  // -> the rows for this rank's experts, those of the first one first. Differentiable by x. Waits
+  // for the numbers: the one place at which the host waits for the device. Called once, before the
+  // other functions.
+  at::Tensor dispatch();
 
   // The end of the rows of each of this rank's experts, int32.
-  const at::Tensor& ends() const { return places_.ends; }
+  const at::Tensor& ends() const;
+
+  // Results of the rows of dispatch(), as Experts::forward() has them -> [tokens, hidden], the sums
+  // over each token's choices, weighed. Differentiable by the results and the routing's weights.
+  // kBitwise: results come back one by one and are summed in the order of the choices, so that the
+  // sum does not depend on the ranks of the experts. kFast: a rank sums what it has of a token.
+  at::Tensor combine(const at::Tensor& results) const;
+
+  struct Route;  // where rows go, and whence they come
 
  private:
-  void exchange(const at::Tensor& ends);
-  void exchange_beside(const at::Tensor& ends);
+  void exchange(const at::Tensor& counts);
+  void exchange_beside(const at::Tensor& counts);
+  void wait();
 
-  const ProcessGroup& ep_;
-  const ProcessGroup& etp_;
-  bool bitwise_;
-  at::Tensor arriving_;  // [etp ranks * sources, local experts] rows
-  at::Tensor counts_;    // of the host: rows to each rank, then of each row of arriving_
-  std::optional<c10::Event> known_;           // counts_, on a GPU
-  std::vector<std::int64_t> send_, receive_;  // rows to and from each rank of ep_
-  std::int64_t arrived_ = 0;
-  std::int64_t block_ = 0;  // rows of the etp rank that has the most
-  ExpertOrder places_;      // of the rows that have arrived
-  at::Tensor unpadded_;
+  std::shared_ptr<Route> route_;
+  std::int64_t local_;  // experts of a rank
+  at::Tensor x_, weights_;
+  at::Tensor numbers_;               // of the host, once they are known; see exchange()
+  std::optional<c10::Event> known_;  // on a GPU
+  at::Tensor rows_, choices_;        // to be sent, and others behind them
 };
 
 }  // namespace ferry::models

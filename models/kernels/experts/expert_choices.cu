@@ -9,6 +9,7 @@ constexpr int kOrderThreads = 1024;
 constexpr int kOrderWarps = kOrderThreads / kLanes;
 static_assert(kOrderWarps == kLanes, "a warp sums what the warps counted");
 constexpr unsigned kAllLanes = 0xffffffff;
+constexpr int kAtOnce = 4;  // loads of a thread on their way
 
 __device__ int warp_sum(int value) {
   for (int offset = kLanes / 2; offset > 0; offset /= 2)
@@ -42,6 +43,7 @@ __global__ void __launch_bounds__(kOrderThreads) order_choices(const std::int64_
   wait_for_inputs();
   int lower = 0;
   int equal = 0;
+#pragma unroll kAtOnce
   for (int i = begin + lane; i < end; i += kLanes) {
     const int local = local_expert(i);
     lower += local < expert ? 1 : 0;
@@ -56,18 +58,53 @@ __global__ void __launch_bounds__(kOrderThreads) order_choices(const std::int64_
   __syncthreads();
   int place = warp_sum(lower_of[lane]) + warp_sum(lane < warp ? equal_of[lane] : 0);
   const int last = warp_sum(lower_of[lane] + equal_of[lane]);
-  for (int first = begin; first < end; first += kLanes) {
-    const int i = first + lane;
-    const bool mine = i < end && local_expert(i) == expert;
-    const unsigned votes = __ballot_sync(kAllLanes, mine);
-    if (mine) {
-      const int at = place + __popc(votes & ((1U << lane) - 1));
-      order[at] = i;
-      inverse[i] = at;
+  for (int first = begin; first < end; first += kAtOnce * kLanes) {
+    bool mine[kAtOnce];
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      const int i = first + j * kLanes + lane;
+      mine[j] = i < end && local_expert(i) == expert;
     }
-    place += __popc(votes);
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      const unsigned votes = __ballot_sync(kAllLanes, mine[j]);
+      if (mine[j]) {
+        const int i = first + j * kLanes + lane;
+        const int at = place + __popc(votes & ((1U << lane) - 1));
+        order[at] = i;
+        inverse[i] = at;
+      }
+      place += __popc(votes);
+    }
   }
   if (threadIdx.x == 0 && expert < num_experts) ends[expert] = last;
+}
+
+__global__ void rank_choices(const std::int64_t* experts, std::int64_t* ranks, ChoicesShape shape) {
+  const std::int64_t choice = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  release_dependents();
+  wait_for_inputs();
+  if (choice >= shape.tokens * shape.topk) return;
+  const std::int64_t rank = experts[choice] / shape.experts;
+  bool repeated = false;
+  for (std::int64_t i = choice / shape.topk * shape.topk; i < choice; ++i)
+    repeated = repeated || experts[i] / shape.experts == rank;
+  ranks[choice] = repeated ? -1 : rank;
+}
+
+__global__ void list_choices(const std::int64_t* experts,
+                             const std::int64_t* rows,
+                             std::int32_t* choices,
+                             std::int64_t num_rows,
+                             ChoicesShape shape) {
+  const std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  release_dependents();
+  wait_for_inputs();
+  if (at >= num_rows * shape.topk) return;
+  const std::int64_t choice = rows[at / shape.topk];
+  const std::int64_t first = experts[choice] / shape.experts * shape.experts;
+  const std::int64_t local = experts[choice / shape.topk * shape.topk + at % shape.topk] - first;
+  choices[at] = local < 0 || local >= shape.experts ? -1 : static_cast<std::int32_t>(local);
 }
 
 // Sums run in four chains, which are added up at last, as ATen sums a short dimension that is not
@@ -124,6 +161,7 @@ template <int N, typename T, typename W>
 __global__ void combine_backward(const T* grads,
                                  const T* results,
                                  const std::int64_t* inverse,
+                                 const std::int32_t* end,
                                  const W* weights,
                                  T* of_results,
                                  W* of_weights,
@@ -133,6 +171,10 @@ __global__ void combine_backward(const T* grads,
   release_dependents();
   wait_for_inputs();
   if (choice >= shape.tokens * shape.topk) return;
+  if (end != nullptr && inverse[choice] >= *end) {
+    if (threadIdx.x == 0) of_weights[choice] = narrow<W>(0);
+    return;
+  }
   const std::int64_t row = inverse[choice] * hidden;
   const std::int64_t token = choice / shape.topk * hidden;
   const float weight = widen(weights[choice]);
@@ -198,6 +240,28 @@ cudaError_t expert_order(const std::int64_t* choices,
                           first_expert, static_cast<int>(num_experts));
 }
 
+cudaError_t first_of_ranks(const std::int64_t* experts,
+                           std::int64_t* ranks,
+                           ChoicesShape shape,
+                           cudaStream_t stream) {
+  constexpr std::int64_t kThreads = 256;
+  return launch_dependent(rank_choices,
+                          static_cast<unsigned>(ceil_div(shape.tokens * shape.topk, kThreads)),
+                          kThreads, 0, stream, experts, ranks, shape);
+}
+
+cudaError_t choices_of_rows(const std::int64_t* experts,
+                            const std::int64_t* rows,
+                            std::int32_t* choices,
+                            std::int64_t num_rows,
+                            ChoicesShape shape,
+                            cudaStream_t stream) {
+  constexpr std::int64_t kThreads = 256;
+  return launch_dependent(list_choices,
+                          static_cast<unsigned>(ceil_div(num_rows * shape.topk, kThreads)),
+                          kThreads, 0, stream, experts, rows, choices, num_rows, shape);
+}
+
 cudaError_t combine_choices(const void* results,
                             const std::int64_t* inverse,
                             const std::int32_t* end,
@@ -229,6 +293,7 @@ cudaError_t combine_choices(const void* results,
 cudaError_t combine_choices_backward(const void* grads,
                                      const void* results,
                                      const std::int64_t* inverse,
+                                     const std::int32_t* end,
                                      const void* weights,
                                      void* grads_of_results,
                                      void* grads_of_weights,
@@ -248,7 +313,7 @@ cudaError_t combine_choices_backward(const void* grads,
       using W = std::remove_cvref_t<decltype(*of_choices)>;
       const auto blocks = static_cast<unsigned>(ceil_div(shape.tokens * shape.topk, kChoices));
       (void)launch_dependent(combine_backward<kWidth, T, W>, blocks, dim3(kLanes, kChoices), 0,
-                             stream, of_tokens, in, inverse, of_choices, out,
+                             stream, of_tokens, in, inverse, end, of_choices, out,
                              static_cast<W*>(grads_of_weights), shape, hidden);
     };
     constexpr int kWide = 16 / sizeof(T);

@@ -24,6 +24,18 @@ struct ChoicesShape {
   std::int64_t experts = 0;
 };
 
+// first_of_ranks() and choices_of_rows() for shape.experts of each rank.
+cudaError_t first_of_ranks(const std::int64_t* experts,
+                           std::int64_t* ranks,
+                           ChoicesShape shape,
+                           cudaStream_t stream);
+cudaError_t choices_of_rows(const std::int64_t* experts,
+                            const std::int64_t* rows,
+                            std::int32_t* choices,
+                            std::int64_t num_rows,
+                            ChoicesShape shape,
+                            cudaStream_t stream);
+
 // `inverse` and `end` may be null.
 cudaError_t combine_choices(const void* results,
                             const std::int64_t* inverse,
@@ -39,6 +51,7 @@ cudaError_t combine_choices(const void* results,
 cudaError_t combine_choices_backward(const void* grads,  // [tokens, hidden]
                                      const void* results,
                                      const std::int64_t* inverse,
+                                     const std::int32_t* end,  // or null
                                      const void* weights,
                                      void* grads_of_results,
                                      void* grads_of_weights,

@@ -30,6 +30,31 @@ struct ExpertOrder {
 ExpertOrder expert_order(const at::Tensor& choices, OwnExperts range);
 ExpertOrder expert_order_cuda(const at::Tensor& choices, OwnExperts range);
 
+// The row of x [tokens, ...] for each of the choices at the first `count` places of `places`. Not
+// differentiable.
+at::Tensor gather_choices(const at::Tensor& x,
+                          const ExpertOrder& places,
+                          std::int64_t topk,
+                          std::int64_t count);
+
+// The row of x for each choice, in the order of `places`. Differentiable: the gradients of a
+// token's rows are added in the order of its choices.
+at::Tensor rows_of_choices(const at::Tensor& x, const ExpertOrder& places, std::int64_t topk);
+
+// A token is sent once to each rank that has experts of its choices, in rows that the token's first
+// choices there stand for. Ranks have `local` experts each; experts [tokens, topk], int64.
+//
+// The rank of each choice's expert if the choice is the token's first there, else -1: [choices],
+// int64.
+at::Tensor first_of_ranks(const at::Tensor& experts, std::int64_t local);
+at::Tensor first_of_ranks_cuda(const at::Tensor& experts, std::int64_t local);
+// What each of rows [n], int64 numbers of such choices, stands for: the experts of its token that
+// its rank has, as that rank counts them, and -1 for others. [n, topk], int32.
+at::Tensor choices_of_rows(const at::Tensor& experts, const at::Tensor& rows, std::int64_t local);
+at::Tensor choices_of_rows_cuda(const at::Tensor& experts,
+                                const at::Tensor& rows,
+                                std::int64_t local);
+
 // Sums the results of each token's choices, weighed, in the order of the choices and with the bits
 // of (results * weights).sum(1) of ATen. results [choices, hidden], of choice c in row inverse[c];
 // inverse [choices] int64, undefined: in row c. Rows from `end` on, [1] int32 where it is defined,
@@ -44,17 +69,24 @@ at::Tensor combine_choices_cuda(const at::Tensor& results,
                                 const at::Tensor& weights,
                                 const at::Tensor& end);
 
-// The gradients of combine_choices() without `end` by its results and weights, of their shapes and
-// dtypes. grads [tokens, hidden] is of its result. Products and sums are in fp32 on a GPU, a
-// weight's sum in an order that is the same each time.
+// The gradients of combine_choices() by its results and weights, of their shapes and dtypes; those
+// of rows from `end` on are not written, and those of their weights are zeros. grads [tokens,
+// hidden] is of its result. Products and sums are in fp32 on a GPU, a weight's sum in an order that
+// is the same each time.
 struct ChoiceGradients {
   at::Tensor results{};
   at::Tensor weights{};
 };
+ChoiceGradients combine_choices_backward(const at::Tensor& grads,
+                                         const at::Tensor& results,
+                                         const ExpertOrder& places,
+                                         const at::Tensor& weights,
+                                         const at::Tensor& end = {});
 ChoiceGradients combine_choices_backward_cuda(const at::Tensor& grads,
                                               const at::Tensor& results,
                                               const at::Tensor& inverse,
-                                              const at::Tensor& weights);
+                                              const at::Tensor& weights,
+                                              const at::Tensor& end);
 
 // combine_choices() of results in the order of `places`, differentiable.
 at::Tensor combine_choices_of(const ExpertOrder& places,

@@ -64,6 +64,32 @@ ExpertOrder expert_order_cuda(const at::Tensor& choices, OwnExperts range) {
   return result;
 }
 
+at::Tensor first_of_ranks_cuda(const at::Tensor& experts, std::int64_t local) {
+  const c10::cuda::CUDAGuard device(experts.device());
+  const auto from = experts.contiguous();
+  auto ranks = at::empty({from.numel()}, from.options());
+  if (from.numel() == 0) return ranks;
+  check(launch::first_of_ranks(from.const_data_ptr<std::int64_t>(),
+                               ranks.mutable_data_ptr<std::int64_t>(), shape_of(from, local),
+                               stream()));
+  return ranks;
+}
+
+at::Tensor choices_of_rows_cuda(const at::Tensor& experts,
+                                const at::Tensor& rows,
+                                std::int64_t local) {
+  const c10::cuda::CUDAGuard device(experts.device());
+  const auto from = experts.contiguous();
+  const auto numbers = rows.contiguous();
+  auto choices = at::empty({numbers.size(0), from.size(1)}, from.options().dtype(at::kInt));
+  if (choices.numel() == 0) return choices;
+  check(launch::choices_of_rows(from.const_data_ptr<std::int64_t>(),
+                                numbers.const_data_ptr<std::int64_t>(),
+                                choices.mutable_data_ptr<std::int32_t>(), numbers.size(0),
+                                shape_of(from, local), stream()));
+  return choices;
+}
+
 at::Tensor combine_choices_cuda(const at::Tensor& results,
                                 const at::Tensor& inverse,
                                 const at::Tensor& weights,
@@ -72,7 +98,7 @@ at::Tensor combine_choices_cuda(const at::Tensor& results,
   const auto in = results.contiguous();
   const auto of_choices = weights.contiguous();
   const auto shape = shape_of(of_choices);
-  require(in.size(0) == shape.tokens * shape.topk, ErrorKind::kBug,
+  require(end.defined() || in.size(0) == shape.tokens * shape.topk, ErrorKind::kBug,
           "results of {} choices for {} tokens", in.size(0), shape.tokens);
   auto y = at::empty({shape.tokens, in.size(1)}, in.options());
   if (y.numel() == 0) return y;
@@ -87,17 +113,18 @@ at::Tensor combine_choices_cuda(const at::Tensor& results,
 ChoiceGradients combine_choices_backward_cuda(const at::Tensor& grads,
                                               const at::Tensor& results,
                                               const at::Tensor& inverse,
-                                              const at::Tensor& weights) {
+                                              const at::Tensor& weights,
+                                              const at::Tensor& end) {
   const c10::cuda::CUDAGuard device(results.device());
   const auto of_tokens = grads.contiguous();
   const auto in = results.contiguous();
   const auto of_choices = weights.contiguous();
   const auto shape = shape_of(of_choices);
   ChoiceGradients gradients{.results = at::empty_like(in), .weights = at::empty_like(of_choices)};
-  if (in.numel() == 0) return gradients;
+  if (of_choices.numel() == 0 || in.size(1) == 0) return gradients;
   check(launch::combine_choices_backward(
       of_tokens.const_data_ptr(), in.const_data_ptr(), inverse.const_data_ptr<std::int64_t>(),
-      of_choices.const_data_ptr(), gradients.results.mutable_data_ptr(),
+      end.defined() ? end.const_data_ptr<std::int32_t>() : nullptr, of_choices.const_data_ptr(), gradients.results.mutable_data_ptr(),
       gradients.weights.mutable_data_ptr(), shape, in.size(1), expert_element(in),
       expert_element(of_choices), stream()));
   return gradients;

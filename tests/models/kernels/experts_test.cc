@@ -66,6 +66,57 @@ TEST_F(ExpertKernels, SortStably) {
   }
 }
 
+// Where tokens go whose choices are `experts`, of ranks with `local` experts each, beside loops.
+void expect_rows_of_ranks(const at::Tensor& experts, std::int64_t local) {
+  const auto host = experts.cpu();
+  const auto topk = host.size(1);
+  const auto* const of = host.const_data_ptr<std::int64_t>();
+  std::vector<std::int64_t> firsts;
+  const auto ranks = first_of_ranks(experts, local).cpu();
+  ASSERT_EQ(ranks.numel(), host.numel());
+  for (std::int64_t i = 0; i < host.numel(); ++i) {
+    const auto* const token = of + i / topk * topk;
+    const bool is_first = std::none_of(
+        token, of + i, [&](std::int64_t other) { return other / local == of[i] / local; });
+    ASSERT_EQ(ranks.const_data_ptr<std::int64_t>()[i], is_first ? of[i] / local : -1);
+    if (is_first) firsts.push_back(i);
+  }
+  const auto rows = at::tensor(firsts, at::kLong);
+  const auto listed = choices_of_rows(experts, rows.to(experts.device()), local).cpu();
+  ASSERT_EQ(listed.sizes(), (std::vector{rows.numel(), topk}));
+  std::int64_t counted = 0;
+  for (std::int64_t i = 0; i < listed.numel(); ++i) {
+    const auto first = firsts[static_cast<std::size_t>(i / topk)];
+    const auto expert = of[first / topk * topk + i % topk];
+    const bool is_there = expert / local == of[first] / local;
+    counted += is_there ? 1 : 0;
+    ASSERT_EQ(listed.const_data_ptr<std::int32_t>()[i], is_there ? expert % local : -1);
+  }
+  EXPECT_EQ(counted, host.numel()) << "each choice belongs to one row";
+}
+
+at::Tensor distinct_choices(std::int64_t tokens, std::int64_t experts, std::int64_t topk) {
+  return at::argsort(at::rand({tokens, experts}), /*stable=*/true, 1, false)
+      .narrow(1, 0, topk)
+      .contiguous();
+}
+
+TEST(ExpertOrder, SendsATokenOnceToEachRank) {
+  at::manual_seed(5);
+  for (const std::int64_t tokens : {0, 1, 500})
+    for (const std::int64_t local : {1, 4, 16, 64})
+      for (const std::int64_t topk : {1, 3, 8})
+        expect_rows_of_ranks(distinct_choices(tokens, 64, topk), local);
+}
+
+TEST_F(ExpertKernels, SendATokenOnceToEachRank) {
+  at::manual_seed(6);
+  for (const std::int64_t tokens : {0, 1, 5000})
+    for (const std::int64_t local : {1, 16, 64})
+      for (const std::int64_t topk : {1, 3, 8})
+        expect_rows_of_ranks(distinct_choices(tokens, 64, topk).to(at::kCUDA), local);
+}
+
 // The sum has ATen's bits, so that logits stay equal to transformers'.
 TEST_F(ExpertKernels, CombineAsAtenDoes) {
   for (const auto dtype : {at::kBFloat16, at::kFloat}) {
@@ -147,6 +198,41 @@ void expect_gradients_of_combining(at::TensorOptions like, at::ScalarType of_wei
       }
     }
   }
+}
+
+// Rows that are missing behind `end` count as zeros would.
+void expect_gradients_without_rows(at::TensorOptions like, at::ScalarType of_weights) {
+  constexpr std::int64_t kTokens = 40;
+  constexpr std::int64_t kTopk = 6;
+  for (const std::int64_t there : {0, 1, 77, 240}) {
+    const auto order = at::randperm(kTokens * kTopk, like.dtype(at::kLong));
+    const ExpertOrder places{.order = order, .inverse = at::argsort(order)};
+    const auto end = at::full({1}, there, like.dtype(at::kInt));
+    const auto weights = at::rand({kTokens, kTopk}, like.dtype(of_weights));
+    const auto all = at::randn({kTokens * kTopk, 48}, like);
+    all.narrow(0, there, all.size(0) - there).zero_();
+    const auto some = all.narrow(0, 0, there);
+    EXPECT_TRUE(same_bytes(combine_choices(some, places.inverse, weights, end),
+                           combine_choices(all, places.inverse, weights)));
+    const auto grads = at::randn({kTokens, 48}, like);
+    const auto found = combine_choices_backward(grads, some, places, weights, end);
+    const auto expected = combine_choices_backward(grads, all, places, weights);
+    EXPECT_TRUE(same_bytes(found.results, expected.results.narrow(0, 0, there).contiguous()));
+    EXPECT_TRUE(same_bytes(found.weights + 0, expected.weights + 0)) << "zeros have no sign";
+  }
+}
+
+TEST(CombineChoices, TakesRowsThatAreMissingForZerosOnTheHost) {
+  at::manual_seed(7);
+  expect_gradients_without_rows(at::kFloat, at::kFloat);
+  expect_gradients_without_rows(at::kBFloat16, at::kFloat);
+}
+
+TEST_F(ExpertKernels, CombineWithoutRowsThatAreMissing) {
+  const at::TensorOptions gpu(at::kCUDA);
+  expect_gradients_without_rows(gpu.dtype(at::kFloat), at::kFloat);
+  expect_gradients_without_rows(gpu.dtype(at::kBFloat16), at::kBFloat16);
+  expect_gradients_without_rows(gpu.dtype(at::kBFloat16), at::kFloat);
 }
 
 TEST(CombineChoices, HasTheGradientsOfItsFormulaOnTheHost) {
