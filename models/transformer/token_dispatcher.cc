@@ -128,8 +128,9 @@ class CombineOverRanks : public torch::autograd::Function<CombineOverRanks> {
                                const at::Tensor& results,
                                const at::Tensor& weights) {
     const auto rows = route.etp.size() == 1 ? results : route.etp.all_gather_channels(results);
-    const auto returned = route.ep.all_to_all(rows.index_select(0, route.returned),
-                                              route.send_results, route.take_results);
+    const auto returned = route.ep.all_to_all(
+        gather_choices(rows, {.order = route.returned}, 1, route.returned.size(0)),
+        route.send_results, route.take_results);
     return combine_choices(returned, route.of_ranks, weights);
   }
 };

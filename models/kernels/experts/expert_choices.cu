@@ -80,6 +80,26 @@ __global__ void __launch_bounds__(kOrderThreads) order_choices(const std::int64_
   if (threadIdx.x == 0 && expert < num_experts) ends[expert] = last;
 }
 
+constexpr int kRowsOfBlock = 8;
+
+// A warp copies a row.
+template <typename Unit>
+__global__ void __launch_bounds__(kRowsOfBlock* kLanes) gather(const Unit* x,
+                                                               const std::int64_t* order,
+                                                               Unit* rows,
+                                                               std::int64_t num_rows,
+                                                               std::int64_t topk,
+                                                               std::int64_t units) {
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kRowsOfBlock + threadIdx.y;
+  release_dependents();
+  wait_for_inputs();
+  if (row >= num_rows) return;
+  const Unit* const from = x + order[row] / topk * units;
+  Unit* const to = rows + row * units;
+#pragma unroll 8
+  for (std::int64_t i = threadIdx.x; i < units; i += kLanes) to[i] = from[i];
+}
+
 __global__ void rank_choices(const std::int64_t* experts, std::int64_t* ranks, ChoicesShape shape) {
   const std::int64_t choice = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   release_dependents();
@@ -238,6 +258,30 @@ cudaError_t expert_order(const std::int64_t* choices,
   return launch_dependent(order_choices, static_cast<unsigned>(num_experts + 1), kOrderThreads, 0,
                           stream, choices, order, inverse, ends, static_cast<int>(num_choices),
                           first_expert, static_cast<int>(num_experts));
+}
+
+cudaError_t gather_rows(const void* x,
+                        const std::int64_t* order,
+                        void* rows,
+                        std::int64_t num_rows,
+                        std::int64_t topk,
+                        std::int64_t row_bytes,
+                        cudaStream_t stream) {
+  const auto blocks = static_cast<unsigned>(ceil_div(num_rows, kRowsOfBlock));
+  const auto run = [&](auto unit) {
+    using Unit = decltype(unit);
+    return launch_dependent(gather<Unit>, blocks, dim3(kLanes, kRowsOfBlock), 0, stream,
+                            static_cast<const Unit*>(x), order, static_cast<Unit*>(rows), num_rows,
+                            topk, row_bytes / static_cast<std::int64_t>(sizeof(Unit)));
+  };
+  const auto fits = [&](std::size_t bytes) {
+    return (reinterpret_cast<std::uintptr_t>(x) | reinterpret_cast<std::uintptr_t>(rows) |
+            static_cast<std::uintptr_t>(row_bytes)) %
+               bytes ==
+           0;
+  };
+  if (fits(sizeof(uint4))) return run(uint4{});
+  return fits(sizeof(std::uint32_t)) ? run(std::uint32_t{}) : run(std::uint16_t{});
 }
 
 cudaError_t first_of_ranks(const std::int64_t* experts,

@@ -24,6 +24,15 @@ struct ChoicesShape {
   std::int64_t experts = 0;
 };
 
+// Row order[i] / topk of x for each of num_rows rows of row_bytes bytes.
+cudaError_t gather_rows(const void* x,
+                        const std::int64_t* order,
+                        void* rows,
+                        std::int64_t num_rows,
+                        std::int64_t topk,
+                        std::int64_t row_bytes,
+                        cudaStream_t stream);
+
 // first_of_ranks() and choices_of_rows() for shape.experts of each rank.
 cudaError_t first_of_ranks(const std::int64_t* experts,
                            std::int64_t* ranks,

@@ -73,6 +73,7 @@ at::Tensor gather_choices(const at::Tensor& x,
                           const ExpertOrder& places,
                           std::int64_t topk,
                           std::int64_t count) {
+  if (x.is_cuda()) return gather_choices_cuda(x, places.order, topk, count);
   return x.index_select(0, at::div(places.order.narrow(0, 0, count), topk, "trunc"));
 }
 

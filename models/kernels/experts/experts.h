@@ -36,6 +36,10 @@ at::Tensor gather_choices(const at::Tensor& x,
                           const ExpertOrder& places,
                           std::int64_t topk,
                           std::int64_t count);
+at::Tensor gather_choices_cuda(const at::Tensor& x,
+                               const at::Tensor& order,
+                               std::int64_t topk,
+                               std::int64_t count);
 
 // The row of x for each choice, in the order of `places`. Differentiable: the gradients of a
 // token's rows are added in the order of its choices.

@@ -12,17 +12,17 @@ at::Tensor combine_choices_cuda(const at::Tensor&,
                                 const at::Tensor&) {
   no_cuda();
 }
+at::Tensor gather_choices_cuda(const at::Tensor&, const at::Tensor&, std::int64_t, std::int64_t) {
+  no_cuda();
+}
 at::Tensor first_of_ranks_cuda(const at::Tensor&, std::int64_t) {
   no_cuda();
 }
 at::Tensor choices_of_rows_cuda(const at::Tensor&, const at::Tensor&, std::int64_t) {
   no_cuda();
 }
-ChoiceGradients combine_choices_backward_cuda(const at::Tensor&,
-                                              const at::Tensor&,
-                                              const at::Tensor&,
-                                              const at::Tensor&,
-                                              const at::Tensor&) {
+ChoiceGradients combine_choices_backward_cuda(
+    const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&) {
   no_cuda();
 }
 ChosenExperts choose_experts(const at::Tensor&, std::int64_t, bool) {

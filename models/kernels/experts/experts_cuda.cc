@@ -64,6 +64,23 @@ ExpertOrder expert_order_cuda(const at::Tensor& choices, OwnExperts range) {
   return result;
 }
 
+at::Tensor gather_choices_cuda(const at::Tensor& x,
+                               const at::Tensor& order,
+                               std::int64_t topk,
+                               std::int64_t count) {
+  const c10::cuda::CUDAGuard device(x.device());
+  const auto from = x.contiguous();
+  auto shape = from.sizes().vec();
+  shape[0] = count;
+  auto rows = at::empty(shape, from.options());
+  if (rows.numel() == 0) return rows;
+  require(count <= order.size(0), ErrorKind::kBug, "{} of {} choices", count, order.size(0));
+  check(launch::gather_rows(from.const_data_ptr(), order.const_data_ptr<std::int64_t>(),
+                            rows.mutable_data_ptr(), count, topk,
+                            static_cast<std::int64_t>(rows.nbytes()) / count, stream()));
+  return rows;
+}
+
 at::Tensor first_of_ranks_cuda(const at::Tensor& experts, std::int64_t local) {
   const c10::cuda::CUDAGuard device(experts.device());
   const auto from = experts.contiguous();
@@ -83,10 +100,9 @@ at::Tensor choices_of_rows_cuda(const at::Tensor& experts,
   const auto numbers = rows.contiguous();
   auto choices = at::empty({numbers.size(0), from.size(1)}, from.options().dtype(at::kInt));
   if (choices.numel() == 0) return choices;
-  check(launch::choices_of_rows(from.const_data_ptr<std::int64_t>(),
-                                numbers.const_data_ptr<std::int64_t>(),
-                                choices.mutable_data_ptr<std::int32_t>(), numbers.size(0),
-                                shape_of(from, local), stream()));
+  check(launch::choices_of_rows(
+      from.const_data_ptr<std::int64_t>(), numbers.const_data_ptr<std::int64_t>(),
+      choices.mutable_data_ptr<std::int32_t>(), numbers.size(0), shape_of(from, local), stream()));
   return choices;
 }
 
@@ -124,9 +140,9 @@ ChoiceGradients combine_choices_backward_cuda(const at::Tensor& grads,
   if (of_choices.numel() == 0 || in.size(1) == 0) return gradients;
   check(launch::combine_choices_backward(
       of_tokens.const_data_ptr(), in.const_data_ptr(), inverse.const_data_ptr<std::int64_t>(),
-      end.defined() ? end.const_data_ptr<std::int32_t>() : nullptr, of_choices.const_data_ptr(), gradients.results.mutable_data_ptr(),
-      gradients.weights.mutable_data_ptr(), shape, in.size(1), expert_element(in),
-      expert_element(of_choices), stream()));
+      end.defined() ? end.const_data_ptr<std::int32_t>() : nullptr, of_choices.const_data_ptr(),
+      gradients.results.mutable_data_ptr(), gradients.weights.mutable_data_ptr(), shape, in.size(1),
+      expert_element(in), expert_element(of_choices), stream()));
   return gradients;
 }
 

@@ -117,6 +117,21 @@ TEST_F(ExpertKernels, SendATokenOnceToEachRank) {
         expect_rows_of_ranks(distinct_choices(tokens, 64, topk).to(at::kCUDA), local);
 }
 
+TEST_F(ExpertKernels, GatherTheRowsOfChoices) {
+  for (const auto dtype : {at::kBFloat16, at::kFloat}) {
+    for (const std::int64_t columns : {1, 7, 20, 2048, 2880}) {
+      for (const std::int64_t count : {0, 1, 250, 800}) {
+        const auto x = random({100, columns}, dtype);
+        const auto order =
+            at::randperm(800, at::TensorOptions().device(at::kCUDA).dtype(at::kLong));
+        const auto found = gather_choices(x, {.order = order}, 8, count);
+        const auto rows = at::div(order.narrow(0, 0, count), 8, "trunc");
+        EXPECT_TRUE(same_bytes(found, x.index_select(0, rows))) << count << " of " << columns;
+      }
+    }
+  }
+}
+
 // The sum has ATen's bits, so that logits stay equal to transformers'.
 TEST_F(ExpertKernels, CombineAsAtenDoes) {
   for (const auto dtype : {at::kBFloat16, at::kFloat}) {
