@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 #include <optional>
 
 #include "distckpt/base/error.h"
@@ -19,10 +20,19 @@ constexpr std::int64_t kLengthStep = 128;
 // Both libraries choose kernels with other bits for a single query row.
 constexpr std::int64_t kFewestRows = 2;
 
+// From pinned memory: the host does not wait for the device.
 at::Tensor offsets(const std::vector<std::int32_t>& lengths, at::Device device) {
-  std::vector<std::int32_t> sums(lengths.size() + 1, 0);
-  for (std::size_t i = 0; i < lengths.size(); ++i) sums[i + 1] = sums[i] + lengths[i];
-  return at::tensor(sums, at::kInt).to(device);
+  const auto sums = at::empty({static_cast<std::int64_t>(lengths.size()) + 1},
+                              at::TensorOptions(at::kInt).pinned_memory(true));
+  auto* const values = sums.mutable_data_ptr<std::int32_t>();
+  values[0] = 0;
+  std::partial_sum(lengths.begin(), lengths.end(), values + 1);
+  return sums.to(device, /*non_blocking=*/true);
+}
+
+// x.narrow() without a node in autograd's graph where that is all of x.
+at::Tensor rows_of(const at::Tensor& x, std::int64_t begin, std::int64_t size) {
+  return begin == 0 && size == x.size(0) ? x : x.narrow(0, begin, size);
 }
 
 // The rows of all ranges, one after the other; a view if they are contiguous already.
@@ -37,7 +47,7 @@ at::Tensor gather(const at::Tensor& rows, const std::vector<KeyRange>& ranges) {
     adjacent = adjacent && range.begin == end;
     end = range.begin + range.size;
   }
-  if (adjacent) return rows.narrow(0, ranges.front().begin, end - ranges.front().begin);
+  if (adjacent) return rows_of(rows, ranges.front().begin, end - ranges.front().begin);
   std::vector<at::Tensor> parts;
   for (const auto& range : ranges) parts.push_back(rows.narrow(0, range.begin, range.size));
   return at::cat(parts);
@@ -67,8 +77,9 @@ at::Tensor flash(const at::Tensor& query,
   }
   const auto most_rows = std::max<std::int64_t>(*std::ranges::max_element(rows), kFewestRows);
   const RowsOfSequences of_queries{.begin = offsets(rows, query.device()), .longest = most_rows};
-  const RowsOfSequences of_keys{.begin = offsets(keys, query.device()),
-                                .longest = *std::ranges::max_element(keys)};
+  const RowsOfSequences of_keys{
+      .begin = rows == keys ? of_queries.begin : offsets(keys, query.device()),
+      .longest = *std::ranges::max_element(keys)};
   const auto q = gather(query, row_ranges);
   const auto k = gather(key, key_ranges);
   const auto v = gather(value, key_ranges);
@@ -134,7 +145,7 @@ at::Tensor cudnn_batch(const at::Tensor& query,
                        const AttentionOptions& options) {
   const auto sequences = static_cast<std::int64_t>(segments.size());
   const auto batch = [&](const at::Tensor& x) {
-    return x.narrow(0, segments.front().query_begin, sequences * length)
+    return rows_of(x, segments.front().query_begin, sequences * length)
         .view({sequences, length, x.size(1), x.size(2)})
         .transpose(1, 2);
   };
