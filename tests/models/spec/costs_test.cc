@@ -4,59 +4,43 @@
 
 #include <array>
 
+#include "tests/models/spec/small_model.h"
+
 namespace ferry::models {
 namespace costs_test {
 
-// Worked out by hand for a small model of each kind; every number of a configuration is another
-// one.
+// Two layers with delta nets, then one with attention.
+TransformerConfig small_hybrid() {
+  auto config = kSmallDense;
+  config.linear_attention_freq = {true, true, false};
+  config.linear_conv_kernel_dim = 3;
+  config.linear_key_head_dim = 6;
+  config.linear_value_head_dim = 8;
+  config.linear_num_key_heads = 2;
+  config.linear_num_value_heads = 4;
+  config.attention_output_gate = true;
+  return config;
+}
+
 TEST(Flops, OfADenseModelAreSixATokenAndWeightAndThoseOfAttention) {
-  const TransformerConfig config{.num_layers = 3,
-                                 .hidden_size = 10,
-                                 .ffn_hidden_size = 7,
-                                 .num_attention_heads = 4,
-                                 .num_query_groups = 2,
-                                 .kv_channels = 5,
-                                 .vocab_size = 100};
   const double weights = 2 * 100 * 10 + 3 * (10 * 20 + 2 * 10 * 10 + 20 * 10 + 3 * 10 * 7);
-  EXPECT_EQ(training_flops(config, std::array<std::int64_t, 2>{8, 2}),
+  EXPECT_EQ(training_flops(kSmallDense, std::array<std::int64_t, 2>{8, 2}),
             6 * 10 * weights + 6.0 * (64 + 4) * 5 * 4 * 3);
-  EXPECT_EQ(training_flops(config, {}), 0);
+  EXPECT_EQ(training_flops(kSmallDense, {}), 0);
 }
 
 // verl's _estimate_qwen3_5_flops has the formula.
 TEST(Flops, OfAHybridHaveTheRecurrenceOfItsDeltaNets) {
-  const TransformerConfig config{.num_layers = 3,
-                                 .hidden_size = 10,
-                                 .ffn_hidden_size = 7,
-                                 .num_attention_heads = 4,
-                                 .num_query_groups = 2,
-                                 .kv_channels = 5,
-                                 .vocab_size = 100,
-                                 .linear_attention_freq = {true, true, false},
-                                 .linear_conv_kernel_dim = 3,
-                                 .linear_key_head_dim = 6,
-                                 .linear_value_head_dim = 8,
-                                 .linear_num_key_heads = 2,
-                                 .linear_num_value_heads = 4,
-                                 .attention_output_gate = true};
   const double attention = 10 * (2 * 20 + 2 * 10 + 20);
   const double delta_net = 10 * (2 * 12 + 3 * 32 + 2 * 4) + 3 * (2 * 12 + 32);
   const double weights = 2 * 100 * 10 + attention + 2 * delta_net + 3 * 3 * 10 * 7;
-  EXPECT_EQ(training_flops(config, std::array<std::int64_t, 2>{8, 2}),
+  EXPECT_EQ(training_flops(small_hybrid(), std::array<std::int64_t, 2>{8, 2}),
             6 * 10 * weights + 15.0 * 6 * 8 * 4 * 10 * 2 + 6.0 * (64 + 4) * 5 * 4);
 }
 
 // Each of two ranks has 28 channels and two heads of 6 x 8.
 TEST(LinearStates, AreSharedOutWithTheHeads) {
-  const TransformerConfig config{.num_layers = 3,
-                                 .num_query_groups = 2,
-                                 .kv_channels = 5,
-                                 .linear_attention_freq = {true, true, false},
-                                 .linear_conv_kernel_dim = 3,
-                                 .linear_key_head_dim = 6,
-                                 .linear_value_head_dim = 8,
-                                 .linear_num_key_heads = 2,
-                                 .linear_num_value_heads = 4};
+  const auto config = small_hybrid();
   const auto bytes = [&](Alignment alignment) {
     return linear_state_bytes(config, 2, {.alignment = alignment, .dtype = distckpt::DType::kBF16});
   };
