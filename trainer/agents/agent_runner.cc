@@ -185,7 +185,7 @@ void AgentRunner::take_answers(bool wait) {
     spans_.push_back(
         {.name = span_name((*sessions_)[place.session].loop, asked.questions[place.question].body),
          .start = place.asked,
-         .end = wall_time()});
+         .end = steady_time()});
     asked.answers[place.question] = std::move(answer);
     if (++asked.num_answers == asked.questions.size()) ready_.insert(place.session);
   }
@@ -272,7 +272,7 @@ void AgentRunner::ask(std::size_t number, std::vector<AgentQuestion> questions) 
       ++asked.num_answers;
       continue;
     }
-    places_[next_id_] = {.session = number, .question = i, .asked = wall_time()};
+    places_[next_id_] = {.session = number, .question = i, .asked = steady_time()};
     if (!programs_.empty()) {
       auto told = questions[i].body;
       if (!questions[i].details.is_null()) told.update(questions[i].details);

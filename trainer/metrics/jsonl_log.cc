@@ -3,6 +3,7 @@
 #include <string>
 
 #include "distckpt/base/json.h"
+#include "distckpt/base/stopwatch.h"
 #include "distckpt/storage/file_io.h"
 #include "trainer/metrics/append_file.h"
 #include "trainer/metrics/metric_log.h"
@@ -48,6 +49,12 @@ class JsonlLog : public MetricLog {
 
 double wall_time() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+double steady_time() {
+  static const double begin = wall_time();
+  static const distckpt::Stopwatch since;
+  return begin + since.seconds();
 }
 
 std::unique_ptr<MetricLog> open_jsonl_log(const std::filesystem::path& path,

@@ -33,7 +33,11 @@ std::unique_ptr<MetricLog> open_jsonl_log(const std::filesystem::path& path,
 std::unique_ptr<MetricLog> open_event_log(const std::filesystem::path& folder,
                                           std::int64_t first_step);
 
-// Now, in seconds since 1970.
+// Now, in seconds since 1970, as the host's clock has it: of lines that say when.
 double wall_time();
+
+// Now, in seconds since 1970, by a clock that nobody sets: it began at the host's time when the
+// process first asked. Differences are true, also where the host's clock was set between.
+double steady_time();
 
 }  // namespace ferry::trainer

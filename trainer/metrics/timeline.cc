@@ -39,10 +39,10 @@ Timeline::Timeline(const std::filesystem::path& folder, int rank, std::int64_t f
     : file_(prepare(folder, rank, first_step)), rank_(rank) {}
 
 Timeline::Scope::Scope(Timeline& timeline, std::string name)
-    : timeline_(timeline), name_(std::move(name)), start_(wall_time()) {}
+    : timeline_(timeline), name_(std::move(name)), start_(steady_time()) {}
 
 Timeline::Scope::~Scope() {
-  timeline_.add(std::move(name_), start_, wall_time());
+  timeline_.add(std::move(name_), start_, steady_time());
 }
 
 void Timeline::add(std::string name, double start, double end) {

@@ -46,7 +46,7 @@ void PpoLog::add_spans(std::vector<Span> spans) {
 
 void PpoLog::begin_step(std::int64_t step) {
   step_ = step;
-  started_ = wall_time();
+  started_ = steady_time();
   memory_ = {};
   metrics_ = {};
   record_.timeline().begin_step(step);
@@ -62,7 +62,7 @@ void PpoLog::add_update(const char* method, const UpdateOutput& output) {
 
 void PpoLog::add_costs(const RolloutBatch& batch) {
   const auto counts = count_tokens(batch);
-  const auto seconds = wall_time() - started_;
+  const auto seconds = steady_time() - started_;
   auto timing = record_.timeline().end_step();
   timing["step"] = seconds;
   if (config_.is_async()) {

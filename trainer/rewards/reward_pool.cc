@@ -17,7 +17,7 @@ RewardPool::RewardPool(const RewardCommandOptions& options, int num_workers) {
 void RewardPool::ask(std::size_t number, const RewardRequest& request) {
   require(!asked_.contains(number) && !scores_.contains(number), ErrorKind::kBug,
           "reward pool: is asked about {} twice", number);
-  asked_.emplace(number, wall_time());
+  asked_.emplace(number, steady_time());
   std::ranges::min_element(workers_, {}, &RewardCommand::num_unanswered)->ask(number, request);
 }
 
@@ -50,7 +50,7 @@ void RewardPool::receive(std::chrono::milliseconds wait) {
       for (auto& [number, score] : workers_[i].answers(wait)) {
         const auto asked = asked_.extract(number).mapped();
         scores_.emplace(number, std::move(score));
-        spans_.push_back({.name = "reward/worker", .start = asked, .end = wall_time()});
+        spans_.push_back({.name = "reward/worker", .start = asked, .end = steady_time()});
       }
     } catch (Error& error) {
       error.add_context(fmt::format("scoring by reward worker {} of {}", i + 1, workers_.size()));

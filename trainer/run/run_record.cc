@@ -57,7 +57,7 @@ void RunRecord::write(std::int64_t step, const Metrics& metrics) const {
 }
 
 void RunRecord::show(std::int64_t step, const Metrics& metrics) {
-  if (shows_) say_(progress_.format({.step = step, .time = wall_time(), .values = metrics}));
+  if (shows_) say_(progress_.format({.step = step, .time = steady_time(), .values = metrics}));
 }
 
 }  // namespace ferry::trainer

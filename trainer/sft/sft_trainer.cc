@@ -199,7 +199,7 @@ void SftTrainer::say_not_finite(const Batch& batch, double loss, const StepRepor
 }
 
 Metrics SftTrainer::train_step() {
-  const auto started = wall_time();
+  const auto started = steady_time();
   const auto device = world_.device();
   models::reset_peak_memory(device);
   record_->timeline().begin_step(step_ + 1);
@@ -227,7 +227,7 @@ Metrics SftTrainer::train_step() {
   not_finite_.add(update.not_finite, engine_.optimizer().loss_scale() != 1);
   const auto memory = peak_memory(mesh_.all(), device);
   const auto timing = record_->timeline().end_step();
-  Metrics metrics = performance_metrics({.seconds = wall_time() - started,
+  Metrics metrics = performance_metrics({.seconds = steady_time() - started,
                                          .tokens = batch.tokens(),
                                          .num_gpus = world_.size(),
                                          .max_memory_allocated = memory.allocated,

@@ -1,16 +1,52 @@
 #include "trainer/metrics/timeline.h"
 
 #include <gtest/gtest.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <vector>
 
 #include "distckpt/storage/file_io.h"
 #include "tests/support/temp_dir.h"
+#include "trainer/metrics/metric_log.h"
 #include "trainer/metrics/run_log.h"
+
+namespace {
+// By how far the host's clock was set, in seconds.
+std::int64_t g_clock_is_set_by = 0;
+}  // namespace
+
+// Stands before libc's: the host's clock, as a test sets it.
+extern "C" int clock_gettime(clockid_t clock, timespec* time) noexcept {
+  const auto result = static_cast<int>(::syscall(SYS_clock_gettime, clock, time));
+  if (clock == CLOCK_REALTIME) time->tv_sec += g_clock_is_set_by;
+  return result;
+}
 
 namespace ferry::trainer {
 namespace timeline_test {
+
+TEST(Timeline, MeasuresTheSameWhereTheClockIsSet) {
+  const support::TempDir dir;
+  Timeline timeline(dir.path(), 0, 1);
+  const auto before = wall_time();
+  const auto steady = steady_time();
+  {
+    const auto span = timeline.span("forward");
+    g_clock_is_set_by = -3600;
+  }
+  const auto moved = wall_time() - before;
+  const auto passed = steady_time() - steady;
+  g_clock_is_set_by = 0;
+  EXPECT_LT(moved, -3500) << "the test does not reach the clock";
+  EXPECT_GE(passed, 0);
+  EXPECT_LT(passed, 600);
+  const auto seconds = timeline.end_step().at("forward");
+  EXPECT_GE(seconds, 0);
+  EXPECT_LT(seconds, 600);
+}
 
 TEST(Timeline, WritesTheSpansOfAStepAndSaysHowLongTheyTook) {
   const support::TempDir dir;
