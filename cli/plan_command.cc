@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -29,11 +30,13 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr const char* kDevice = "H100";
+
 struct PlanFlags {
   std::string config{};
   std::vector<std::string> overrides{};
   std::string algorithm{};
-  std::string device = "H100";
+  std::optional<std::string> device{};
   std::string memory{};
   std::string host_memory{};
   int ranks_per_host = 8;
@@ -87,11 +90,15 @@ std::string algorithm_of(const PlanFlags& flags) {
 trainer::DeviceSpec device_of(const PlanFlags& flags, trainer::DeviceKind kind) {
   trainer::DeviceSpec device{.name = "host", .on_host = true};
   if (kind == trainer::DeviceKind::kCuda) {
-    const auto known = trainer::find_device(flags.device);
-    require(known.has_value(), ErrorKind::kUsage, "--device {}: is none of {}", flags.device,
+    const auto name = flags.device.value_or(kDevice);
+    const auto known = trainer::find_device(name);
+    require(known.has_value(), ErrorKind::kUsage, "--device {}: is none of {}", name,
             fmt::join(trainer::device_names(), ", "));
     device = *known;
   } else {
+    require(!flags.device, ErrorKind::kUsage,
+            "--device {}: has no effect: trainer.device of the run is cpu",
+            flags.device.value_or(""));
     device.memory = std::int64_t{::sysconf(_SC_PHYS_PAGES)} * ::sysconf(_SC_PAGESIZE);
   }
   if (!flags.memory.empty()) device.memory = parse_size(flags.memory, "--memory");
@@ -233,7 +240,7 @@ void add_plan(CLI::App& app) {
       ->add_option(
           "--device", flags->device,
           fmt::format("The GPU of each rank: {}", fmt::join(trainer::device_names(), ", ")))
-      ->capture_default_str();
+      ->default_str(kDevice);
   command->add_option("--memory", flags->memory, "Its memory, if another: 40GiB");
   command->add_option("--host-memory", flags->host_memory,
                       "Memory of each host that may be pinned: 1TiB. Default: all that it takes");

@@ -96,8 +96,16 @@ std::vector<std::string> names_of_subcommands(const CLI::App& app) {
   return names;
 }
 
+std::vector<std::string> names_of_options(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const auto* option : app.get_options()) {
+    for (const auto& name : option->get_lnames()) names.push_back("--" + name);
+  }
+  return names;
+}
+
 // The arguments' wish: the innermost subcommand that they name, and the word in the place of the
-// next one, if that is none.
+// next one, or the first of its options, that is none.
 struct Asked {
   std::string command = "ferry";
   std::string unknown{};
@@ -110,6 +118,11 @@ Asked what_is_asked(const CLI::App& app, const std::vector<std::string>& argumen
     const auto names = names_of_subcommands(*at);
     if (names.empty()) {  // its options
       if (argument == "--logits" || argument == "--numerics") asked.command += " " + argument;
+      if (argument == "--") break;
+      const auto option = argument.substr(0, argument.find('='));
+      if (!option.starts_with("--") || at->get_option_no_throw(option) != nullptr) continue;
+      if (asked.unknown.empty()) asked.unknown = option;
+      asked.known = names_of_options(*at);
       continue;
     }
     if (argument.starts_with("-")) continue;
@@ -135,9 +148,11 @@ Error usage_error(const CLI::ParseError& error, const Asked& asked) {
   if (asked.unknown.empty()) return {ErrorKind::kUsage, error.what()};
   const auto meant = nearest(asked.unknown, asked.known);
   const auto help = fmt::format("see {} --help", asked.command);
+  const bool is_option = asked.unknown.starts_with("--");
   return {ErrorKind::kUsage,
-          fmt::format("{}: is no subcommand of {}: {}", asked.unknown, asked.command,
-                      fmt::join(asked.known, ", ")),
+          is_option ? fmt::format("{}: is no option of {}", asked.unknown, asked.command)
+                    : fmt::format("{}: is no subcommand of {}: {}", asked.unknown, asked.command,
+                                  fmt::join(asked.known, ", ")),
           meant ? fmt::format("did you mean {}? {}", *meant, help) : help};
 }
 

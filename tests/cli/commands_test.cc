@@ -42,6 +42,19 @@ TEST(Program, SuggestsTheSubcommandThatWasMeant) {
   EXPECT_TRUE(outcome.complains("did you mean convert? see ferry --help")) << outcome.err;
 }
 
+TEST(Program, SuggestsTheOptionThatWasMeant) {
+  for (const std::vector<std::string>& arguments :
+       {std::vector<std::string>{"convert", "a", "b", "--dry_run"},
+        {"convert", "--dry_run=read"}}) {
+    const auto outcome = ferry(arguments);
+    EXPECT_EQ(outcome.status, 2);
+    EXPECT_TRUE(outcome.complains("--dry_run: is no option of ferry convert")) << outcome.err;
+    EXPECT_TRUE(outcome.complains("did you mean --dry-run? see ferry convert --help"));
+  }
+  EXPECT_TRUE(ferry({"convert", "a", "b", "--", "--dry_run"}).complains("were not expected") ||
+              ferry({"convert", "a", "b", "--", "--dry_run"}).complains("was not expected"));
+}
+
 TEST(Program, PointsToTheHelpOfTheSubcommand) {
   const auto outcome = ferry({"delta", "make", "a"});
   EXPECT_EQ(outcome.status, 2);
@@ -212,6 +225,8 @@ TEST_F(Commands, PlanSaysWhetherARunFits) {
   auto unknown = run;
   unknown.insert(unknown.end(), {"--device", "abacus"});
   EXPECT_TRUE(ferry(unknown).complains("--device abacus: is none of"));
+  unknown.emplace_back("trainer.device=cpu");
+  EXPECT_TRUE(ferry(unknown).complains("--device abacus: has no effect"));
 }
 
 TEST_F(Commands, PlanComparesMeshes) {
