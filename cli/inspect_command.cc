@@ -11,7 +11,7 @@ namespace {
 
 struct InspectFlags {
   std::string path{};
-  std::string filter{};
+  std::string filter = "*";
   std::optional<distckpt::Iteration> iteration{};
   std::filesystem::path hf_config{};
   bool json = false;

@@ -38,8 +38,7 @@ std::vector<std::string> parse_globs(const json& selection,
 }  // namespace
 
 bool matches(std::string_view pattern, std::string_view name) {
-  return pattern.empty() ||
-         fnmatch(std::string(pattern).c_str(), std::string(name).c_str(), 0) == 0;
+  return fnmatch(std::string(pattern).c_str(), std::string(name).c_str(), 0) == 0;
 }
 
 bool Selection::selects(std::string_view name) const {

@@ -14,7 +14,7 @@
 
 namespace ferry::converter {
 
-// True if the pattern (of *, ? and [...]) matches the whole name; an empty one matches everything.
+// True if the pattern (of *, ? and [...]) matches the whole name.
 bool matches(std::string_view pattern, std::string_view name);
 
 struct Selection {

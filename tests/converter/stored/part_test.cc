@@ -110,6 +110,7 @@ TEST_F(PartOfAModel, RefusesGlobsThatMatchNothing) {
     EXPECT_FALSE(fs::exists(dir_ / "part"));
   };
   refused({.include = {"*.mlp.*", "layers.*"}}, "--include 'layers.*': matches no tensor");
+  refused({.include = {""}}, "--include '': matches no tensor");
   refused({.exclude = {"*.experts.*"}}, "--exclude '*.experts.*': matches no tensor");
   refused({.include = {"lm_head.*"}, .exclude = {"*.weight"}}, "no tensor is left");
 }
