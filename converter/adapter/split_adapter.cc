@@ -164,11 +164,7 @@ class AdapterSplit {
                                         .parallel = options_.parallel,
                                         .threads = options_.threads,
                                         .max_memory = options_.max_memory};
-    const auto target = adapter_target(writing);
-    const auto status = std::filesystem::status(target);
-    require(!exists(status) || (is_directory(status) && std::filesystem::is_empty(target)),
-            ErrorKind::kUsage, "{}: exists already", target.string());
-    Publication place(target);
+    Publication place(adapter_target(writing));
     const auto spool = std::make_shared<Spool>(place.work().path());
     for (const auto& unit : units_) total_ += bytes_of(unit);
     split_all(*spool, progress);

@@ -1,12 +1,23 @@
 #include "converter/write/publication.h"
 
+#include "converter/write/target_folder.h"
+#include "distckpt/base/error.h"
 #include "distckpt/storage/remote_store.h"
 
 namespace ferry::converter {
 namespace fs = std::filesystem;
+namespace {
+
+const fs::path& require_free(const fs::path& target) {
+  if (is_free(target)) return target;
+  throw Error(ErrorKind::kUsage, fmt::format("{}: exists already", target.string()),
+              "choose another target");
+}
+
+}  // namespace
 
 Publication::Publication(const fs::path& target)
-    : target_(target),
+    : target_(require_free(target)),
       work_(distckpt::is_remote(target) ? buffer_folder(target) : target, /*resume=*/false) {}
 
 void Publication::expect(const std::vector<fs::path>& files) {

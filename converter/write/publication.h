@@ -15,7 +15,8 @@ namespace ferry::converter {
 
 class Publication {
  public:
-  // `target` is resolve_target()'s. Throws Error as WorkFolder does.
+  // `target` is resolve_target()'s. Throws Error(kUsage) if it is there, and not an empty folder;
+  // else as WorkFolder does.
   explicit Publication(const std::filesystem::path& target);
 
   const distckpt::WorkFolder& work() const { return work_; }

@@ -150,6 +150,15 @@ bool is_checkpoint(const fs::path& folder) {
          (is_hf_folder(folder) || distckpt::is_torch_dist(folder) || is_archive(folder));
 }
 
+bool is_free(const fs::path& target) {
+  if (distckpt::is_remote(target)) return true;  // StoreTarget looks at what is there
+  refuse_dangling_link(target);
+  if (!fs::exists(target)) return true;
+  require(fs::is_directory(target), ErrorKind::kUsage, "{}: exists already, and is not a folder",
+          target.string());
+  return fs::is_empty(target);
+}
+
 void refuse_unsafe_target(const fs::path& target,
                           Format format,
                           const fs::path& source_folder,
@@ -158,18 +167,11 @@ void refuse_unsafe_target(const fs::path& target,
   const auto source = distckpt::canonical_source(source_folder);
   require(!is_inside(source, target) && !is_inside(target, source), ErrorKind::kUsage,
           "{}: is the source, lies in it or holds it", target.string());
-  if (distckpt::is_remote(target)) return;  // StoreTarget looks at what is there
-  refuse_dangling_link(target);
-  if (!fs::exists(target)) return;
-  require(fs::is_directory(target), ErrorKind::kUsage, "{}: exists already, and is not a folder",
-          target.string());
-  if (fs::is_empty(target)) return;
-  if (!overwrite) {
-    throw Error(ErrorKind::kUsage, fmt::format("{}: exists already", target.string()),
-                distckpt::WorkFolder::published_earlier(target)
-                    ? "an interrupted run published it: --resume takes the last steps"
-                    : "choose another target, or replace it with --overwrite");
-  }
+  if (is_free(target) || overwrite) return;
+  throw Error(ErrorKind::kUsage, fmt::format("{}: exists already", target.string()),
+              distckpt::WorkFolder::published_earlier(target)
+                  ? "an interrupted run published it: --resume takes the last steps"
+                  : "choose another target, or replace it with --overwrite");
 }
 
 std::vector<fs::path> replaceable_files(const fs::path& folder,

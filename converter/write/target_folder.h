@@ -14,9 +14,12 @@ std::filesystem::path resolve_target(const std::filesystem::path& path);
 
 bool is_checkpoint(const std::filesystem::path& folder);
 
-// Throws Error(kUsage) for a target that is the source, lies in it or holds it; that a link on the
-// way makes lead nowhere; that is an iteration in a checkpoint of
-// another kind; or that is there, unless it is an empty folder or, with `overwrite`, any.
+// True if nothing is there, or an empty folder. Throws Error(kUsage) for a file, and for a link on
+// the way that leads nowhere.
+bool is_free(const std::filesystem::path& target);
+
+// Throws Error(kUsage) for a target that is the source, lies in it or holds it; that is an
+// iteration in a checkpoint of another kind; or that is not free, unless `overwrite` is given.
 void refuse_unsafe_target(const std::filesystem::path& target,
                           Format format,
                           const std::filesystem::path& source_folder,

@@ -68,10 +68,11 @@ TEST_F(PublicationTest, GivesTheModesThatAreAsked) {
   EXPECT_EQ(mode_of("latest.txt"), 0640U);
 }
 
-TEST_F(PublicationTest, RefusesATargetThatHasFiles) {
+TEST_F(PublicationTest, RefusesATargetThatHasFilesBeforeTheyAreWritten) {
   fs::create_directory(dir_ / "out");
   distckpt::write_text(dir_ / "out/old.txt", "dear");
-  EXPECT_TRUE(fails(ErrorKind::kUsage, {"out"}, [&] { publish(); }));
+  EXPECT_TRUE(fails(ErrorKind::kUsage, {"out: exists already", "choose another target"},
+                    [&] { const Publication late(dir_ / "out"); }));
   EXPECT_EQ(support::list(dir_.path()), (std::vector<std::string>{"out", "out/old.txt"}));
 }
 
