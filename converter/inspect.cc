@@ -140,6 +140,7 @@ InspectReport inspect(const fs::path& path,
                       const fs::path& hf_config) {
   InspectReport report{.location = locate(path, iteration)};
   refuse_hf_config(report.location, hf_config);
+  if (!hf_config.empty()) (void)read_hf_companions(hf_config, OpenOptions{}.links);  // it is there
   if (report.location.format == Format::kHuggingFace) {
     inspect_hf(report);
   } else if (report.location.format == Format::kTorchDist) {

@@ -63,6 +63,12 @@ TEST_F(Inspect, ShowsTensorsThoughTheConfigurationIsNotUnderstood) {
   EXPECT_EQ(report.tensors.size(), 21U);
 }
 
+TEST_F(Inspect, RefusesAConfigurationThatIsNotThere) {
+  convert_to_megatron();
+  EXPECT_TRUE(support::fails(ErrorKind::kNotFound, {"nowhere: is not a folder"},
+                             [&] { inspect(dir_ / "out", std::nullopt, dir_ / "nowhere"); }));
+}
+
 TEST_F(Inspect, RefusesAnotherConfigurationForHuggingFace) {
   EXPECT_TRUE(support::fails(ErrorKind::kUsage, {"has its own config.json"},
                              [&] { inspect(dir_ / "hf", std::nullopt, dir_ / "hf"); }));
