@@ -2,6 +2,7 @@
 
 #include <filesystem>
 #include <new>
+#include <string_view>
 #include <system_error>
 
 namespace ferry {
@@ -24,10 +25,11 @@ Error as_error(const std::exception& error) {
     return {ErrorKind::kIo, "no thread could be started: out of memory, or of threads"};
   if (is_out_of_memory(error)) return {ErrorKind::kIo, "out of memory"};
   if (const auto* const of_file = dynamic_cast<const std::filesystem::filesystem_error*>(&error)) {
-    return {ErrorKind::kIo, of_file->path1().empty() ? error.what()
-                                                     : fmt::format("{}: cannot be examined: {}",
-                                                                   of_file->path1().string(),
-                                                                   of_file->code().message())};
+    if (of_file->path1().empty()) return {ErrorKind::kIo, error.what()};
+    // libstdc++: "filesystem error: cannot create directory: ..."
+    const bool makes = std::string_view(error.what()).find(": cannot create") != std::string::npos;
+    return {ErrorKind::kIo, fmt::format("{}: cannot be {}: {}", of_file->path1().string(),
+                                        makes ? "created" : "examined", of_file->code().message())};
   }
   return {ErrorKind::kBug, error.what()};
 }

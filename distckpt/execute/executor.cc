@@ -201,8 +201,8 @@ StagingBudget staging_budget(const CopyPlan& plan, const ExecutorOptions& option
   const auto wanted = options.threads > 0 ? options.threads : cores;
   const auto affordable = options.max_memory / per_thread;
   require(affordable >= 1, ErrorKind::kUsage,
-          "{} MiB of memory are too few: one thread needs {} MiB of buffers",
-          options.max_memory >> 20, ceil_div(per_thread, 1 << 20));
+          "max_memory of {} bytes: is too little: one thread needs {} MiB of buffers",
+          options.max_memory, ceil_div(per_thread, 1 << 20));
   const auto threads = static_cast<int>(std::min<std::int64_t>(wanted, affordable));
   return {.threads = threads, .bytes = threads * per_thread};
 }

@@ -117,8 +117,11 @@ void check_layout(const Layout& layout) {
               to_string(tensor.shape));
       boxes.push_back(shard.box);
     }
-    with_context([&] { return fmt::format("reading {}", describe_files(layout, tensor)); },
-                 [&] { require_exactly_once(tensor.name, tensor.shape, boxes, "stored"); });
+    with_context(
+        [&] {
+          return fmt::format("adding up what {} holds of it", describe_files(layout, tensor));
+        },
+        [&] { require_exactly_once(tensor.name, tensor.shape, boxes, "stored"); });
   }
 }
 

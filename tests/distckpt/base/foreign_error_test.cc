@@ -38,6 +38,16 @@ TEST(ForeignError, BecomesAnErrorOfItsKind) {
   EXPECT_EQ(report(std::logic_error("never")), "bug never");
 }
 
+TEST(ForeignError, SaysOfAFolderThatItCannotBeCreated) {
+  try {
+    std::filesystem::create_directory("/proc/ferry");
+    FAIL() << "/proc takes folders";
+  } catch (const std::filesystem::filesystem_error& error) {
+    EXPECT_EQ(as_error(error).what(),
+              fmt::format("/proc/ferry: cannot be created: {}", error.code().message()));
+  }
+}
+
 TEST(ForeignError, AnErrorKeepsAllItSays) {
   Error own(ErrorKind::kLayout, "rows", "count them");
   own.add_context("reading");
