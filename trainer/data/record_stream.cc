@@ -35,6 +35,7 @@ RecordStream::RecordStream(const std::vector<std::filesystem::path>& files,
 }
 
 void RecordStream::begin_batch(std::int64_t size) {
+  places_.clear();
   require(size > 0, ErrorKind::kUsage, "data: a batch of {} records", size);
   require(!options_.drop_last || size <= num_records_, ErrorKind::kUsage,
           "data: a batch of {} records out of {}: an epoch has no full batch", size, num_records_);
@@ -64,6 +65,10 @@ RecordStream::Row RecordStream::next_row() {
   auto& chunk = open_[place.chunk];
   if (chunk == nullptr) chunk = file->open(index);
   return {.file = file, .chunk = chunk.get(), .index = place.row};
+}
+
+std::string RecordStream::place_of(const Row& row) {
+  return fmt::format("{}: {}", row.file->path().string(), row.chunk->where(row.index));
 }
 
 MalformedRow RecordStream::skippable(const Row& row, std::string reason) const {

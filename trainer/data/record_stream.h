@@ -44,6 +44,12 @@ struct MalformedRows {
 };
 inline constexpr std::size_t kKeptMalformed = 20;
 
+// Rows of an epoch that something was made of, and the first that is malformed.
+struct ParsedRows {
+  std::int64_t count = 0;
+  std::optional<MalformedRow> malformed{};
+};
+
 struct Cursor {
   std::int64_t epoch = 0;
   std::int64_t position = 0;  // in the epoch's order: records that are behind
@@ -62,20 +68,25 @@ class RecordStream {
   // Rows of malformed().first that this has not returned before.
   std::vector<MalformedRow> newly_malformed();
 
+  // The places of the records of the last batch: "train.jsonl: line 17".
+  const std::vector<std::string>& places() const { return places_; }
+
   // How many records of an epoch `parse` makes something of, in the share of this rank of so many:
   // reads all of it, counts nothing as malformed, and leaves the stream where it is.
   template <typename Parse>
-  std::int64_t count_parsed(Parse&& parse, int rank, int num_ranks) const {
-    std::int64_t count = 0;
+  ParsedRows count_parsed(Parse&& parse, int rank, int num_ranks) const {
+    ParsedRows rows;
     for (auto i = static_cast<std::size_t>(rank); i < chunks_.size();
          i += static_cast<std::size_t>(num_ranks)) {
       const auto chunk = chunks_[i].file->open(chunks_[i].index);
       Row row{.file = chunks_[i].file, .chunk = chunk.get()};
-      std::optional<MalformedRow> malformed;
-      for (; row.index < sizes_[i].num_records; ++row.index)
-        count += parse_row(row, parse, malformed) ? 1 : 0;
+      for (; row.index < sizes_[i].num_records; ++row.index) {
+        std::optional<MalformedRow> malformed;
+        rows.count += parse_row(row, parse, malformed) ? 1 : 0;
+        if (!rows.malformed) rows.malformed = std::move(malformed);
+      }
     }
-    return count;
+    return rows;
   }
 
   // The next `size` records that `parse(const Record&)` makes something of. An Error(kCorrupt) from
@@ -91,14 +102,18 @@ class RecordStream {
         end_epoch(size);
         if (!options_.drop_last) break;
         batch.clear();
+        places_.clear();
         continue;
       }
       std::optional<MalformedRow> malformed;
-      auto parsed = parse_row(next_row(), parse, malformed);
-      if (parsed)
-        batch.push_back(*std::move(parsed));
-      else
+      const auto row = next_row();
+      auto parsed = parse_row(row, parse, malformed);
+      if (!parsed) {
         skip(*std::move(malformed));
+        continue;
+      }
+      batch.push_back(*std::move(parsed));
+      places_.push_back(place_of(row));
     }
     num_yielded_ += static_cast<std::int64_t>(batch.size());
     return batch;
@@ -128,8 +143,11 @@ class RecordStream {
       -> std::optional<std::invoke_result_t<Parse&, const Record&>> {
     try {
       return parse(row.chunk->at(row.index));
-    } catch (const Error& error) {
-      if (error.kind() != ErrorKind::kCorrupt) throw;
+    } catch (Error& error) {
+      if (error.kind() != ErrorKind::kCorrupt) {
+        error.add_context(fmt::format("reading {}", place_of(row)));
+        throw;
+      }
       malformed = skippable(row, error.what());
       return std::nullopt;
     }
@@ -138,6 +156,7 @@ class RecordStream {
   void begin_batch(std::int64_t size);
   void end_epoch(std::int64_t size);
   Row next_row();
+  static std::string place_of(const Row& row);
   MalformedRow skippable(const Row& row, std::string reason) const;  // or throws
   void skip(MalformedRow malformed);
   void seek(const Cursor& cursor);
@@ -153,6 +172,7 @@ class RecordStream {
   std::size_t window_ = 0;
   std::map<std::size_t, std::unique_ptr<Chunk>> open_;  // chunks of window_
   MalformedRows malformed_{};
+  std::vector<std::string> places_;
   std::size_t num_told_ = 0;      // of malformed_.first
   std::int64_t num_yielded_ = 0;  // of this epoch, since begin or restore
   bool whole_epoch_ = true;       // this one began at its beginning

@@ -13,25 +13,29 @@ namespace ferry::trainer {
 std::int64_t total_training_steps(const TrainerConfig& run,
                                   std::string_view batch_key,
                                   int batch_size,
-                                  const std::function<std::int64_t()>& count) {
+                                  const std::function<ParsedRows()>& count) {
   if (run.total_training_steps) return *run.total_training_steps;
-  const auto num_records = count();
-  const auto of_epoch = num_records / batch_size;
-  require(of_epoch > 0, ErrorKind::kUsage,
-          "data.train_files: {} records that are neither malformed nor filtered are less than one "
-          "batch of {} ({})",
-          num_records, batch_size, batch_key);
-  return of_epoch * run.total_epochs;
+  const auto rows = count();
+  const auto of_epoch = rows.count / batch_size;
+  if (of_epoch > 0) return of_epoch * run.total_epochs;
+  throw Error(
+      ErrorKind::kUsage,
+      fmt::format("data.train_files: {} records that are neither malformed nor filtered are less "
+                  "than one batch of {} ({})",
+                  rows.count, batch_size, batch_key),
+      rows.malformed ? fmt::format("the first malformed one is {}", rows.malformed->describe())
+                     : "");
 }
 
-std::int64_t count_together(models::World& world,
-                            const std::function<std::int64_t(int rank, int num_ranks)>& count) {
+ParsedRows count_together(models::World& world,
+                          const std::function<ParsedRows(int rank, int num_ranks)>& count) {
   std::vector<int> ranks(static_cast<std::size_t>(world.size()));
   std::iota(ranks.begin(), ranks.end(), 0);
-  const auto mine = count(world.rank(), world.size());
+  auto rows = count(world.rank(), world.size());
   const auto counts =
-      models::gather(models::ProcessGroup(world, "records", std::move(ranks)), mine);
-  return std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
+      models::gather(models::ProcessGroup(world, "records", std::move(ranks)), rows.count);
+  rows.count = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
+  return rows;
 }
 
 void NotFiniteSteps::add(const std::string& not_finite, bool may_recover) {

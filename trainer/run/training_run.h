@@ -30,20 +30,21 @@ RecordStream open_records(const Data& data, const TrainerConfig& run, bool train
 
 // Steps of the run: those that were asked for, or as many whole batches as the epochs have of
 // records that are neither malformed nor filtered, which `count` tells. Throws Error(kUsage),
-// naming the key of the batch size, if there is not one.
+// naming the key of the batch size, and the first malformed record, if there is not one.
 std::int64_t total_training_steps(const TrainerConfig& run,
                                   std::string_view batch_key,
                                   int batch_size,
-                                  const std::function<std::int64_t()>& count);
+                                  const std::function<ParsedRows()>& count);
 
-// The sum of what `count` says of each rank's share. Called by all ranks.
-std::int64_t count_together(models::World& world,
-                            const std::function<std::int64_t(int rank, int num_ranks)>& count);
+// The sum of what `count` says of each rank's share, with the first malformed row of this rank's.
+// Called by all ranks.
+ParsedRows count_together(models::World& world,
+                          const std::function<ParsedRows(int rank, int num_ranks)>& count);
 
 // Records of an epoch that `parse` makes something of. Called by all ranks, which share the
 // reading.
 template <typename Parse>
-std::int64_t count_records(models::World& world, const RecordStream& stream, const Parse& parse) {
+ParsedRows count_records(models::World& world, const RecordStream& stream, const Parse& parse) {
   return count_together(
       world, [&](int rank, int num_ranks) { return stream.count_parsed(parse, rank, num_ranks); });
 }

@@ -116,15 +116,19 @@ std::vector<Conversation> SftTrainer::next_conversations(RecordStream& records) 
   return conversations;
 }
 
-SftTrainer::Batch SftTrainer::make_batch(const std::vector<Conversation>& conversations) const {
+SftTrainer::Batch SftTrainer::make_batch(const std::vector<Conversation>& conversations,
+                                         const std::vector<std::string>& places) const {
   const auto dp = mesh_.shape().dp();
   std::vector<at::Tensor> tokens;
   std::vector<at::Tensor> scored;  // where something is learned
   std::vector<SftTensors> examples;
   std::vector<std::int64_t> seqlens;
   Batch batch;
-  for (const auto& conversation : shard_of(conversations, mesh_.coordinates().dp, dp)) {
-    const auto example = encoder_.encode(conversation);
+  const auto mine = shard_of(conversations, mesh_.coordinates().dp, dp);
+  const auto places_of_mine = shard_of(places, mesh_.coordinates().dp, dp);
+  for (std::size_t i = 0; i < mine.size(); ++i) {
+    const auto example = with_context([&] { return "reading " + places_of_mine[i]; },
+                                      [&] { return encoder_.encode(mine[i]); });
     examples.push_back(tensors_of(example));
     batch.visual.sequences.push_back(example.visual);
     tokens.push_back(examples.back().tokens);
@@ -214,7 +218,10 @@ Metrics SftTrainer::train_step() {
   double loss = 0;
   StepReport update;
   const auto rates = engine_.scheduler().now();
-  task("load_data", [&] { batch = make_batch(next_conversations(stream_)); });
+  task("load_data", [&] {
+    const auto conversations = next_conversations(stream_);
+    batch = make_batch(conversations, stream_.places());
+  });
   task("forward_backward", [&] {
     engine_.optimizer().zero_grad();
     loss = run_batch(batch, false);
@@ -262,7 +269,9 @@ Metrics SftTrainer::validate() {
     conversations.resize(conversations.size() / static_cast<std::size_t>(dp) *
                          static_cast<std::size_t>(dp));
     if (conversations.empty()) continue;
-    const auto batch = make_batch(conversations);
+    auto places = records.places();
+    places.resize(conversations.size());
+    const auto batch = make_batch(conversations, places);
     const auto weight = static_cast<double>(batch.learned);
     loss += weight * run_batch(batch, true);
     learned += weight;

@@ -51,7 +51,9 @@ class SftTrainer {
   void resume();
   std::function<Conversation(const Record&)> parser() const;
   std::vector<Conversation> next_conversations(RecordStream& records) const;
-  Batch make_batch(const std::vector<Conversation>& conversations) const;
+  // `places`: where each conversation lies.
+  Batch make_batch(const std::vector<Conversation>& conversations,
+                   const std::vector<std::string>& places) const;
   // The mean loss of the global batch's learned tokens.
   double run_batch(const Batch& batch, bool forward_only, const models::Observer& observe = {});
   void say_not_finite(const Batch& batch, double loss, const StepReport& update);

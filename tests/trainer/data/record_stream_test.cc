@@ -142,14 +142,31 @@ TEST_F(RecordStreams, SkipMalformedRowsAndNameThem) {
   EXPECT_EQ(stream.malformed().first.size(), kKeptMalformed);
 }
 
+TEST_F(RecordStreams, SayWhereTheRecordsOfABatchLie) {
+  RecordStream stream({write("a.jsonl", 0, 8, [](int i) { return i % 3 == 1; })},
+                      {.order = {.shuffle = false}});
+  const auto line = [&](int number) {
+    return fmt::format("{}: line {}", (dir_ / "a.jsonl").string(), number);
+  };
+  EXPECT_EQ(stream.next_batch(2, parse), (Numbers{0, 2}));
+  EXPECT_EQ(stream.places(), (std::vector{line(1), line(3)}));
+  EXPECT_EQ(stream.next_batch(2, parse), (Numbers{3, 5}));
+  EXPECT_EQ(stream.places(), (std::vector{line(4), line(6)}));
+  EXPECT_TRUE(fails(ErrorKind::kUsage, {"too long", "reading " + line(7)}, [&] {
+    stream.next_batch(2, [](const Record&) -> int { fail(ErrorKind::kUsage, "too long"); });
+  }));
+}
+
 TEST_F(RecordStreams, CountWhatIsParsedInTheSharesOfRanks) {
   const auto is_bad = [](int i) { return i % 10 == 3; };
   const Paths files{write("a.jsonl", 0, 3000, is_bad), write("b.jsonl", 3000, 3500, is_bad)};
   const RecordStream stream(files, {});
   for (const int ranks : {1, 2, 4, 9}) {
     std::int64_t count = 0;
-    for (int rank = 0; rank < ranks; ++rank) count += stream.count_parsed(parse, rank, ranks);
+    for (int rank = 0; rank < ranks; ++rank) count += stream.count_parsed(parse, rank, ranks).count;
     EXPECT_EQ(count, 3150) << ranks;
+    const auto first = stream.count_parsed(parse, 0, ranks).malformed.value();
+    EXPECT_EQ(first.describe(), files[0].string() + ": line 4: i: is missing") << ranks;
   }
   EXPECT_EQ(stream.cursor(), Cursor{});
   EXPECT_EQ(stream.malformed().count, 0);
