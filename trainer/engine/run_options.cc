@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "converter/convert.h"
+#include "distckpt/base/error.h"
 
 namespace ferry::trainer {
 namespace {
@@ -90,11 +91,19 @@ std::filesystem::path tokenizer_folder(const ModelConfig& config,
 }
 
 void save_hf(const std::filesystem::path& root, const std::filesystem::path& hf_config) {
-  converter::convert({.from = root,
-                      .to = root / "hf_model",
-                      .format = converter::Format::kHuggingFace,
-                      .hf_config = hf_config,
-                      .overwrite = true});
+  const auto target = root / "hf_model";
+  try {
+    converter::convert({.from = root,
+                        .to = target,
+                        .format = converter::Format::kHuggingFace,
+                        .hf_config = hf_config,
+                        .overwrite = true});
+  } catch (Error& error) {
+    error.add_context(fmt::format("saving {}", target.string()));
+    if (error.kind() == ErrorKind::kIo)  // instead of an option of ferry convert
+      error.set_hint("the checkpoint itself is whole: the same command goes on from it");
+    throw;
+  }
 }
 
 }  // namespace ferry::trainer

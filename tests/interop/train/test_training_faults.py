@@ -67,6 +67,32 @@ def test_a_full_disk(background, world, whole, work):
         subprocess.run(["umount", disk], check=True)
 
 
+def test_records_that_are_refused_are_named(world, work):
+    (status, said), = finish(start_ranks(1, settings(world, work / "run", **{"data.max_length": 2})))
+    assert status == 2 and "more than data.max_length of 2" in said and f"while reading {world}/train.jsonl: line 1\n" in said, said
+    write_rows(work / "others.jsonl", [{"text": "no messages"}] * 3)
+    (status, said), = finish(start_ranks(1, settings(world, work / "run", **{"data.train_files": [str(work / "others.jsonl")]})))
+    assert status == 2 and "less than one batch" in said and f"the first malformed one is {work}/others.jsonl: line 1: " in said, said
+
+
+def test_a_disk_that_is_full_of_the_checkpoint(world, whole, work):
+    """hf_model, which is made of the checkpoint, does not fit beside it."""
+    size = sum(path.stat().st_size for path in (world / "whole/iter_0000001").iterdir())
+    disk = work / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size + 2**17}", "tmpfs", disk], capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"needs to mount a tmpfs: {mounted.stderr.strip()}")
+    try:
+        arguments = settings(world, disk / "run", **SAVING, **{"trainer.total_training_steps": 1, "checkpoint.save_hf": True})
+        (status, said), = finish(start_ranks(1, arguments))
+        assert status == 2 and "No space left on device" in said and f"while saving {disk}/run/hf_model" in said, said
+        assert "the same command goes on from it" in said and "--resume" not in said, said
+        assert latest(disk / "run") == 1
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
 @pytest.mark.parametrize("what, lost", [(signal.SIGKILL, 3), (signal.SIGSTOP, 0)], ids=["killed", "hangs"])
 def test_a_rank_that_is_killed_or_hangs(what, lost, world, work):
     """The run has four ranks, two on each axis of the mesh."""
