@@ -89,7 +89,6 @@ def test_bad_experts_in_a_hugging_face_folder(case, work):
 
 STACKED = "decoder.layers.mlp."
 FC1, FC2, ROUTER = STACKED + "experts.experts.linear_fc1.weight", STACKED + "experts.experts.linear_fc2.weight", STACKED + "router.weight"
-OF_LAYER = "decoder.layers.1.mlp."
 
 
 def whole(parts, key):

@@ -14,7 +14,7 @@
 #include "trainer/metrics/run_log.h"
 
 namespace {
-// By how far the host's clock was set, in seconds.
+// The seconds by which the host's clock was set.
 std::int64_t g_clock_is_set_by = 0;
 }  // namespace
 
