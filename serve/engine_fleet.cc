@@ -285,9 +285,57 @@ void EngineFleet::reset_prefix_cache(const Done& done) {
   for_all(done, [](EngineLoop& loop, Done one) { loop.reset_prefix_cache(std::move(one)); });
 }
 
-void EngineFleet::update_weights(WeightSource source, PauseMode mode, const Done& done) {
-  for_all(done,
-          [&](EngineLoop& loop, Done one) { loop.update_weights(source, mode, std::move(one)); });
+void EngineFleet::update_weights(WeightSource source, PauseMode mode, Done done) {
+  {
+    const std::lock_guard lock(mutex_);
+    updates_.push_back({std::move(source), mode, std::move(done)});
+    if (updates_.size() > 1) return;
+  }
+  begin_update();
+}
+
+void EngineFleet::begin_update() {
+  const auto update = [&] {
+    const std::lock_guard lock(mutex_);
+    return updates_.front();
+  }();
+  const auto when_loaded = [this](const std::optional<Error>& error) { end_update(error); };
+  const auto when_opened = [this, mode = update.mode, when_loaded](const auto& error) {
+    if (error) return end_update(error);
+    for_all(when_loaded,
+            [&](EngineLoop& loop, Done one) { loop.load_weights(mode, std::move(one)); });
+  };
+  for_all(when_opened,
+          [&](EngineLoop& loop, Done one) { loop.open_weights(update.source, std::move(one)); });
+}
+
+void EngineFleet::end_update(const std::optional<Error>& error) {
+  const auto when_ended = [this, error](const std::optional<Error>& of_old_weights) {
+    Done done;
+    bool has_more = false;
+    {
+      const std::lock_guard lock(mutex_);
+      done = std::move(updates_.front().done);
+      updates_.pop_front();
+      has_more = !updates_.empty();
+    }
+    done(error ? std::optional(update_error(*error, of_old_weights)) : std::nullopt);
+    if (has_more) begin_update();
+  };
+  for_all(when_ended, [&](EngineLoop& loop, Done one) { loop.end_update(!error, std::move(one)); });
+}
+
+// Says which weights there are after an update that failed.
+Error EngineFleet::update_error(const Error& error,
+                                const std::optional<Error>& of_old_weights) const {
+  const std::lock_guard lock(mutex_);
+  std::string message = error.what();
+  if (of_old_weights)
+    message +=
+        fmt::format("; nor could the weights of before be loaded: {}", of_old_weights->what());
+  message += whole_status().lacks_weights ? "; requests wait for an update that succeeds"
+                                          : "; the weights are those of before";
+  return {error.kind(), message, error.hint()};
 }
 
 void EngineFleet::sleep(int level, PauseMode mode, const Done& done) {

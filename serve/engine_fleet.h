@@ -4,6 +4,7 @@
 // that have been delivered are dropped. The failed engine stays out of all that follows.
 #pragma once
 
+#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -39,7 +40,7 @@ class EngineFleet {
   std::vector<std::optional<EngineStatus>> statuses() const;
 
   // EngineLoop has these under the same names: for all engines, but those that have failed, or fail
-  // meanwhile. `done` has the first error that one of the others met.
+  // meanwhile. `done` has the first error that one of the others met, and the thread of an engine.
   void add_request(std::string request_id,
                    std::vector<std::int64_t> prompt_token_ids,
                    rollout::SamplingParams params,
@@ -49,7 +50,10 @@ class EngineFleet {
   void pause(PauseMode mode, const Done& done);
   void resume(const Done& done);
   void reset_prefix_cache(const Done& done);
-  void update_weights(WeightSource source, PauseMode mode, const Done& done);
+  // Other weights for all engines, or for none: they are opened first, while requests go on, and
+  // loaded when all could be opened. If that fails, the weights are those of before. Updates come
+  // one behind another.
+  void update_weights(WeightSource source, PauseMode mode, Done done);
   void sleep(int level, PauseMode mode, const Done& done);
   void wake_up(const Done& done);
   void stop();
@@ -63,6 +67,11 @@ class EngineFleet {
     std::vector<std::size_t> delivered{};  // tokens, by sample
     std::vector<std::size_t> to_drop{};    // of them, that come again
     std::vector<bool> is_over{};           // samples
+  };
+  struct Update {
+    WeightSource source{};
+    PauseMode mode = PauseMode::kWait;
+    Done done{};
   };
   struct Engine {
     std::unique_ptr<EngineLoop> loop{};
@@ -80,12 +89,16 @@ class EngineFleet {
   bool move_requests(std::size_t engine, const Error& error);
   EngineStatus whole_status() const;
   void for_all(const Done& done, const std::function<void(EngineLoop&, Done)>& command);
+  void begin_update();
+  void end_update(const std::optional<Error>& error);
+  Error update_error(const Error& error, const std::optional<Error>& of_old_weights) const;
 
   OnOutputs on_outputs_{};
   std::mutex delivery_;  // of outputs; taken before mutex_
   mutable std::mutex mutex_;
   std::vector<Engine> engines_;
   std::unordered_map<std::string, Request> requests_;
+  std::deque<Update> updates_;  // the first is under way
 };
 
 }  // namespace ferry::serve

@@ -59,12 +59,13 @@ void EngineLoop::run() {
 }
 
 bool EngineLoop::may_step() const {
-  return !status_.is_paused && !status_.is_sleeping && !status_.lacks_weights && !handed_over_;
+  return !status_.is_paused && !status_.is_sleeping && !status_.lacks_weights && !is_updating_ &&
+         !handed_over_;
 }
 
 bool EngineLoop::has_work() const {
   return (may_step() && engine_.has_unfinished()) ||
-         (!after_draining_.empty() && under_way_.empty());
+         (!after_draining_.empty() && under_way_.empty() && !is_updating_);
 }
 
 void EngineLoop::step() {
@@ -118,6 +119,8 @@ bool EngineLoop::hand_over(const Error& error) {
   handed_over_ = error;
   for (const auto& id : std::exchange(under_way_, {})) engine_.abort(id);
   held_.clear();
+  is_updating_ = false;
+  release_commands();
   return true;
 }
 
@@ -150,7 +153,7 @@ void EngineLoop::abort(std::string request_id, std::int64_t index) {
 
 // Runs commands that waited until nothing was under way, then lets requests in that waited.
 void EngineLoop::finish_draining() {
-  while (!after_draining_.empty() && under_way_.empty()) {
+  while (!after_draining_.empty() && under_way_.empty() && !is_updating_) {
     const auto command = std::move(after_draining_.front());
     after_draining_.pop_front();
     command();
@@ -159,54 +162,91 @@ void EngineLoop::finish_draining() {
   for (auto& request : std::exchange(held_, {})) admit(std::move(request));
 }
 
-// Runs `body` when requests under way are dealt with as `mode` says.
-void EngineLoop::post_quiet(PauseMode mode, std::function<void()> body, Done done) {
-  post([this, mode, body = std::move(body), done = std::move(done)] {
-    const auto act = [this, body, done] {
-      if (handed_over_) return done(handed_over_);
-      const auto error = attempt(body);
-      if (error && engine_.is_lost()) fail(*error);
-      report(std::exchange(to_report_, {}));
-      done(error);
-    };
-    if (mode == PauseMode::kAbort) abort_all(std::nullopt);
-    // If no step may run, nothing under way can finish: it is kept.
-    if (mode == PauseMode::kWait && may_step() && !under_way_.empty()) {
-      after_draining_.emplace_back(act);
-    } else {
-      act();
-    }
-  });
+void EngineLoop::post_quiet(QuietCommand command) {
+  post([this, command = std::move(command)] { begin(command); });
+}
+
+void EngineLoop::begin(const QuietCommand& command) {
+  if (is_updating_) return after_update_.push_back(command);
+  const auto mode = command.mode;
+  if (mode == PauseMode::kAbort) abort_all(std::nullopt);
+  // If no step may run, nothing under way can finish: it is kept.
+  if (may_step() && ((mode == PauseMode::kWait && !under_way_.empty()) ||
+                     (command.in_order && !after_draining_.empty()))) {
+    after_draining_.emplace_back([this, command] { act(command); });
+  } else {
+    act(command);
+  }
+}
+
+void EngineLoop::act(const QuietCommand& command) {
+  if (handed_over_) return command.done(handed_over_);
+  const auto error = attempt(command.body);
+  if (error && engine_.is_lost()) fail(*error);
+  report(std::exchange(to_report_, {}));
+  command.done(error);
+}
+
+// Begins the commands that waited for an update.
+void EngineLoop::release_commands() {
+  for (auto& command : std::exchange(after_update_, {})) post_quiet(std::move(command));
 }
 
 void EngineLoop::pause(PauseMode mode, Done done) {
-  post_quiet(
-      mode, [this] { status_.is_paused = true; }, std::move(done));
+  post_quiet({.mode = mode, .body = [this] { status_.is_paused = true; }, .done = std::move(done)});
 }
 
+// A pause that still waits for answers was asked for before.
 void EngineLoop::resume(Done done) {
   post_quiet(
-      PauseMode::kKeep, [this] { status_.is_paused = false; }, std::move(done));
+      {.body = [this] { status_.is_paused = false; }, .done = std::move(done), .in_order = true});
 }
 
 void EngineLoop::reset_prefix_cache(Done done) {
-  post_quiet(
-      PauseMode::kKeep, [this] { engine_.reset_prefix_cache(); }, std::move(done));
+  post_quiet({.body = [this] { engine_.reset_prefix_cache(); }, .done = std::move(done)});
 }
 
-void EngineLoop::update_weights(WeightSource source, PauseMode mode, Done done) {
-  post_quiet(
-      mode, [this, source = std::move(source)] { load(source); }, std::move(done));
+void EngineLoop::open_weights(WeightSource source, Done done) {
+  const auto body = [this, source = std::move(source)] {
+    require(!status_.is_sleeping, ErrorKind::kUsage, "the engine sleeps: wake it up first");
+    opened_ = nullptr;
+    opened_ = engine_.open_weights(source);
+  };
+  post_quiet({.body = body, .done = std::move(done)});
 }
 
-void EngineLoop::load(const WeightSource& source) {
+void EngineLoop::load_weights(PauseMode mode, Done done) {
+  post_quiet({.mode = mode, .body = [this] { load(); }, .done = std::move(done)});
+}
+
+void EngineLoop::load() {
   require(!status_.is_sleeping, ErrorKind::kUsage, "the engine sleeps: wake it up first");
-  const auto load_all = engine_.open_weights(source);
+  const auto load_all = std::exchange(opened_, nullptr);
   engine_.reset_prefix_cache();
-  status_.lacks_weights = true;  // until all have come
+  is_updating_ = true;
+  lacked_weights_ = std::exchange(status_.lacks_weights, true);
   load_all();
+}
+
+void EngineLoop::end_update(bool succeeded, Done done) {
+  post([this, succeeded, done = std::move(done)] {
+    opened_ = nullptr;
+    act({.body = [this, succeeded] { take_weights(succeeded); }, .done = done});
+    is_updating_ = false;
+    release_commands();
+  });
+}
+
+void EngineLoop::take_weights(bool succeeded) {
+  if (!is_updating_) return;
+  if (succeeded) {
+    ++status_.weight_version;
+  } else if (!lacked_weights_) {
+    engine_.open_weights({.are_previous = true})();
+  } else {
+    return;  // there is nothing to go back to
+  }
   status_.lacks_weights = false;
-  ++status_.weight_version;
 }
 
 void EngineLoop::sleep(int level, PauseMode mode, Done done) {
@@ -216,7 +256,7 @@ void EngineLoop::sleep(int level, PauseMode mode, Done done) {
     status_.is_sleeping = true;
     status_.lacks_weights = status_.lacks_weights || level == 2;
   };
-  post_quiet(mode, body, std::move(done));
+  post_quiet({.mode = mode, .body = body, .done = std::move(done)});
 }
 
 void EngineLoop::wake_up(Done done) {
@@ -224,7 +264,7 @@ void EngineLoop::wake_up(Done done) {
     engine_.wake_up();
     status_.is_sleeping = false;
   };
-  post_quiet(PauseMode::kKeep, body, std::move(done));
+  post_quiet({.body = body, .done = std::move(done), .in_order = true});
 }
 
 }  // namespace ferry::serve

@@ -25,6 +25,8 @@ struct WeightSource {
   std::string iteration{};   // of a Megatron checkpoint; empty: the tracker's
   // Applied to it; without a checkpoint to the weights of the last update. Empty: none.
   std::string delta{};
+  // Nothing of the above, but the weights that there were when some were loaded last.
+  bool are_previous = false;
 };
 
 // rollout::LLMEngine as the loop uses it; bridge/rollout_engine.h is the real one.
@@ -41,7 +43,9 @@ class EngineSteps {
   virtual std::vector<rollout::RequestOutput> step() = 0;
   virtual rollout::EngineStats stats() const = 0;
   virtual void reset_prefix_cache() = 0;
-  // Opens a checkpoint, or throws before any weight has changed. The result loads it.
+  // Opens a checkpoint, or throws before any weight has changed. The result loads it, once; other
+  // calls may come before. Previous weights are an Error(kIo) where their files are not what they
+  // were.
   virtual std::function<void()> open_weights(const WeightSource& source) = 0;
   virtual void sleep(int level) = 0;
   virtual void wake_up() = 0;
@@ -63,7 +67,7 @@ struct EngineStatus {
   std::int64_t num_held = 0;  // requests that wait for resume(), or for a pause to begin
   bool is_paused = false;
   bool is_sleeping = false;
-  bool lacks_weights = false;  // after sleep(2) or an update that failed: an update has to come
+  bool lacks_weights = false;       // after sleep(2), or while they change: an update has to come
   std::int64_t weight_version = 0;  // the number of updates
 };
 
@@ -96,8 +100,15 @@ class EngineLoop {
   void pause(PauseMode mode, Done done);
   void resume(Done done);
   void reset_prefix_cache(Done done);
-  // Requests that go on (kKeep) compute their tokens so far again, with the new weights.
-  void update_weights(WeightSource source, PauseMode mode, Done done);
+  // Other weights, in three steps, so that several engines change theirs together or not at all.
+  // Opens them: nothing pauses, nothing changes.
+  void open_weights(WeightSource source, Done done);
+  // Loads what was opened. No step is taken from then on, and further commands wait. Requests that
+  // go on (kKeep) compute their tokens so far again, with the new weights.
+  void load_weights(PauseMode mode, Done done);
+  // Goes on, with the new weights, or else with those of before, which are loaded again where
+  // load_weights() had begun to change them.
+  void end_update(bool succeeded, Done done);
   void sleep(int level, PauseMode mode, Done done);
   void wake_up(Done done);
   void stop();
@@ -110,9 +121,18 @@ class EngineLoop {
     ImageFiles images{};
   };
   using Command = std::function<void()>;
+  struct QuietCommand {  // runs `body` when requests under way are dealt with as `mode` says
+    PauseMode mode = PauseMode::kKeep;
+    std::function<void()> body{};
+    Done done{};
+    bool in_order = false;  // behind commands that wait until requests are answered
+  };
 
   void post(Command command);
-  void post_quiet(PauseMode mode, std::function<void()> body, Done done);
+  void post_quiet(QuietCommand command);
+  void begin(const QuietCommand& command);
+  void act(const QuietCommand& command);
+  void release_commands();
   void admit(NewRequest request);
   void abort_all(const std::optional<Error>& error);
   void fail(const Error& error);
@@ -122,7 +142,8 @@ class EngineLoop {
   bool has_work() const;
   void step();
   void idle();
-  void load(const WeightSource& source);
+  void load();
+  void take_weights(bool succeeded);
   void report(std::vector<rollout::RequestOutput> outputs);
   static std::optional<Error> attempt(const std::function<void()>& body);
 
@@ -141,6 +162,10 @@ class EngineLoop {
   std::deque<NewRequest> held_;
   std::set<std::string> under_way_;
   std::deque<Command> after_draining_;  // commands that wait until nothing is under way
+  std::function<void()> opened_;        // loads the weights of the next update
+  bool is_updating_ = false;            // since they began to be loaded
+  bool lacked_weights_ = false;         // before
+  std::vector<QuietCommand> after_update_;
   std::vector<rollout::RequestOutput> to_report_;
 };
 

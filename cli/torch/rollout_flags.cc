@@ -6,12 +6,15 @@
 
 #include <algorithm>
 #include <functional>
+#include <string_view>
+#include <unordered_map>
 #include <utility>
 
 #include "cli/commands.h"
 #include "converter/alignment/model_files.h"
 #include "converter/delta/apply_delta.h"
 #include "converter/families/hf_config.h"
+#include "converter/families/model_map.h"
 #include "distckpt/base/error.h"
 #include "distckpt/storage/file_io.h"
 #include "models/certificate/host_threads.h"
@@ -37,6 +40,33 @@ std::vector<std::unique_ptr<converter::Delta>> open_delta_chain(
             "checkpoint with it",
             delta->summary().path.string());
   return chain;
+}
+
+// Throws Error(kUsage) naming a tensor of the model that the checkpoint lacks, or has of another
+// shape.
+void require_tensors_of(const models::TransformerConfig& config,
+                        const converter::Checkpoint& checkpoint) {
+  const auto& theirs = checkpoint.map.config;
+  const auto folder = checkpoint.location.folder.string();
+  require(theirs.vocab_size == config.vocab_size && theirs.num_layers == config.num_layers &&
+              theirs.hidden_size == config.hidden_size,
+          ErrorKind::kUsage,
+          "{}: is another model: {} layers of {}, vocabulary {}; expected {} of {}, {}", folder,
+          theirs.num_layers, theirs.hidden_size, theirs.vocab_size, config.num_layers,
+          config.hidden_size, config.vocab_size);
+  if (theirs == config) return;
+  std::unordered_map<std::string_view, const distckpt::Shape*> shapes;
+  for (const auto& tensor : checkpoint.tensors) shapes.emplace(tensor.name, &tensor.shape);
+  const auto map = converter::make_model_map(config);
+  for (const auto& tensor : map.tensors) {
+    if (tensor.role == distckpt::Role::kDerived || map.is_carried(tensor.name)) continue;
+    const auto found = shapes.find(tensor.name);
+    require(found != shapes.end(), ErrorKind::kUsage, "{}: is another model: it lacks {}", folder,
+            tensor.name);
+    require(*found->second == tensor.shape, ErrorKind::kUsage,
+            "{}: is another model: {} has shape {}, expected {}", folder, tensor.name,
+            to_string(*found->second), to_string(tensor.shape));
+  }
 }
 
 void check_cache_size(const RolloutFlags& flags) {
@@ -196,7 +226,8 @@ void fill_with_dummies(const models::GPTModel& model) {
 }
 
 RolloutModel::RolloutModel(models::World& world, const RolloutFlags& flags, std::vector<int> ranks)
-    : checkpoint_(open_checkpoint(flags)),
+    : hf_config_(flags.hf_config),
+      checkpoint_(open_checkpoint(flags)),
       mesh_(world, parallel_of(flags.mesh), "rollout", std::move(ranks)),
       files_(model_files(flags, checkpoint_)),
       tokenizer_(find_tokenizer(flags, files_)),
@@ -254,23 +285,30 @@ void RolloutModel::load_weights(const converter::Checkpoint& checkpoint,
   if (tower) engine_options_.vision->replace(std::move(tower));
 }
 
-std::function<void()> RolloutModel::open_weights(const std::string& checkpoint,
-                                                 const std::string& iteration,
-                                                 const std::vector<std::string>& deltas) const {
-  auto opened = std::make_shared<converter::Checkpoint>(
-      converter::open(checkpoint, {.iteration = parse_iteration_flag(iteration), .hf_config = ""}));
-  const auto& config = model().config();
-  const auto& theirs = opened->map.config;
-  require(theirs.vocab_size == config.vocab_size && theirs.num_layers == config.num_layers &&
-              theirs.hidden_size == config.hidden_size,
-          ErrorKind::kUsage,
-          "{}: is another model: {} layers of {}, vocabulary {}; expected {} of {}, {}", checkpoint,
-          theirs.num_layers, theirs.hidden_size, theirs.vocab_size, config.num_layers,
-          config.hidden_size, config.vocab_size);
-  if (deltas.empty()) return [this, opened] { load_weights(*opened, nullptr); };
-  auto chain = std::make_shared<converter::DeltaChain>(open_delta_chain(deltas));
-  chain->begin(*opened);
-  return [this, opened, chain] { load_weights(*opened, chain.get()); };
+std::optional<WeightFiles> RolloutModel::weight_files() const {
+  if (!checkpoint_) return std::nullopt;
+  return WeightFiles{
+      .checkpoint = checkpoint_->location, .hf_config = hf_config_, .files = checkpoint_->files};
+}
+
+OpenedWeights RolloutModel::open_weights(const WeightFiles& from) const {
+  const auto opened = std::make_shared<converter::Checkpoint>(
+      converter::open(from.checkpoint, {.hf_config = from.hf_config}));
+  // Digests say it of a delta's base.
+  require(!from.deltas.empty() || !from.files || from.files->files() == opened->files->files(),
+          ErrorKind::kIo, "{}: is not what it was when it was opened before",
+          from.checkpoint.folder.string());
+  require_tensors_of(model().config(), *opened);
+  OpenedWeights result{.from = from};
+  result.from.files = opened->files;
+  if (from.deltas.empty()) {
+    result.load = [this, opened] { load_weights(*opened, nullptr); };
+  } else {
+    const auto chain = std::make_shared<converter::DeltaChain>(open_delta_chain(from.deltas));
+    chain->begin(*opened);
+    result.load = [this, opened, chain] { load_weights(*opened, chain.get()); };
+  }
+  return result;
 }
 
 std::optional<rollout::text::ChatTemplate> RolloutModel::find_chat_template(bool with_tools) const {

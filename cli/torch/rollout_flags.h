@@ -3,6 +3,7 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -12,6 +13,8 @@
 #include "cli/torch/commands.h"
 #include "converter/open/amendment.h"
 #include "converter/open/checkpoint.h"
+#include "converter/stored/locate.h"
+#include "distckpt/storage/source_files.h"
 #include "models/distributed/parallel_state.h"
 #include "models/gpt_model.h"
 #include "models/vision/vision_model.h"
@@ -45,6 +48,19 @@ void add_sampling_shape(CLI::App& command, rollout::SamplingParams& params);
 // Gives a model that is only measured weights that depend on nothing but the model.
 void fill_with_dummies(const models::GPTModel& model);
 
+// The files of a model's weights.
+struct WeightFiles {
+  converter::Location checkpoint{};
+  std::filesystem::path hf_config{};
+  std::vector<std::string> deltas{};  // applied to it in turn
+  // The checkpoint's as they were when it was opened. Null: they are opened for the first time.
+  std::shared_ptr<const distckpt::SourceFiles> files{};
+};
+struct OpenedWeights {
+  WeightFiles from{};
+  std::function<void()> load{};  // in place
+};
+
 class RolloutModel {
  public:
   // Called by all ranks of the mesh: `ranks`, in the world, or all if there are none. Throws Error
@@ -59,12 +75,11 @@ class RolloutModel {
   rollout::text::ChatTemplate chat_template() const;
   // Nothing if there is none.
   std::optional<rollout::text::ChatTemplate> find_chat_template(bool with_tools) const;
-  // Opens another checkpoint of the same model and deltas that follow it; the result loads the
-  // weights in place. Throws Error if they do not fit, before anything has changed. Called by all
-  // ranks of the mesh.
-  std::function<void()> open_weights(const std::string& checkpoint,
-                                     const std::string& iteration,
-                                     const std::vector<std::string>& deltas) const;
+  // Where the weights came from; nothing with dummy weights.
+  std::optional<WeightFiles> weight_files() const;
+  // Opens another checkpoint of the same model and deltas that follow it. Throws Error if they do
+  // not fit, before anything has changed. Called by all ranks of the mesh.
+  OpenedWeights open_weights(const WeightFiles& from) const;
   double seconds_to_load() const { return seconds_to_load_; }
   // Nothing if images in prompts are not computed. Throws Error if the checkpoint does not say how
   // they are read.
@@ -76,6 +91,7 @@ class RolloutModel {
   // In place. A checkpoint of the language model alone leaves the tower.
   void load_weights(const converter::Checkpoint& checkpoint, converter::Amendment* amendment) const;
 
+  std::filesystem::path hf_config_;
   std::optional<converter::Checkpoint> checkpoint_;  // nothing with dummy weights
   models::ParallelState mesh_;
   std::vector<std::unique_ptr<models::GPTModel>> chunks_;

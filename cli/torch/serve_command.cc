@@ -83,20 +83,17 @@ serve::ServedModel served_model(const ServeFlags& flags,
           .images = served_images(flags, images)};
 }
 
-// The files that an engine's weights came from.
-struct LoadedWeights {
-  std::string checkpoint{};
-  std::string iteration{};
-  std::vector<std::string> deltas{};  // applied in turn
-
-  LoadedWeights after(const serve::WeightSource& update) const {
-    auto next = update.checkpoint.empty()
-                    ? *this
-                    : LoadedWeights{.checkpoint = update.checkpoint, .iteration = update.iteration};
-    if (!update.delta.empty()) next.deltas.push_back(update.delta);
-    return next;
-  }
-};
+// The files of the weights that an engine has after an update.
+WeightFiles files_after(const serve::WeightSource& update, const std::optional<WeightFiles>& now) {
+  require(now || !update.checkpoint.empty(), ErrorKind::kUsage,
+          "the engine's weights are of no checkpoint");
+  auto next = update.checkpoint.empty()
+                  ? *now
+                  : WeightFiles{.checkpoint = converter::locate(
+                                    update.checkpoint, parse_iteration_flag(update.iteration))};
+  if (!update.delta.empty()) next.deltas.push_back(update.delta);
+  return next;
+}
 
 // On rank 0: HTTP on a thread of its own, the first engine on this one.
 void serve_http(const ServeFlags& flags,
@@ -145,18 +142,16 @@ void serve_rank(const ServeFlags& flags, models::World& world) {
   std::vector<int> ranks(static_cast<std::size_t>(tp));
   std::iota(ranks.begin(), ranks.end(), first);
   RolloutModel model(world, flags.rollout, std::move(ranks));
-  LoadedWeights weights{.checkpoint = flags.rollout.checkpoint};
-  if (flags.rollout.iteration)
-    weights.iteration = distckpt::iteration_text(*flags.rollout.iteration);
+  auto weights = model.weight_files(), before = weights;
   const auto images = decoded_images(flags, model);
   serve::RolloutEngine engine(
       model.model(), model.engine_options(),
       [&](const serve::WeightSource& source) {
-        auto next = weights.after(source);
-        auto load = model.open_weights(next.checkpoint, next.iteration, next.deltas);
-        return [&weights, next = std::move(next), load = std::move(load)] {
-          load();
-          weights = next;
+        const auto& files = source.are_previous ? before : weights;
+        return [&weights, &before, next = model.open_weights(files_after(source, files))] {
+          before = weights;
+          next.load();
+          weights = next.from;
         };
       },
       images);

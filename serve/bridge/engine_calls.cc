@@ -105,7 +105,15 @@ json abort_call(const std::string& request_id, std::int64_t index) {
 }
 
 json open_weights_call(const WeightSource& source) {
-  return {"open_weights", source.checkpoint, source.iteration, source.delta};
+  return {"open_weights", source.checkpoint, source.iteration, source.delta, source.are_previous};
+}
+
+json error_json(const Error& error) {
+  return {static_cast<int>(error.kind()), error.what()};
+}
+
+Error read_error(const json& value) {
+  return {static_cast<ErrorKind>(value.at(0).get<int>()), value.at(1).get<std::string>()};
 }
 
 std::vector<rollout::RequestOutput> make_call(CalledEngine& called, const json& call) {
@@ -125,7 +133,8 @@ std::vector<rollout::RequestOutput> make_call(CalledEngine& called, const json& 
     load = nullptr;
     load = engine.open_weights({.checkpoint = call.at(1).get<std::string>(),
                                 .iteration = call.at(2).get<std::string>(),
-                                .delta = call.at(3).get<std::string>()});
+                                .delta = call.at(3).get<std::string>(),
+                                .are_previous = call.at(4).get<bool>()});
   } else if (name == "load_weights") {
     require(load != nullptr, ErrorKind::kIo, "the weights that rank 0 loads could not be opened");
     std::exchange(load, nullptr)();

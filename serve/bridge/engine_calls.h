@@ -18,6 +18,9 @@ nlohmann::json abort_call(const std::string& request_id);
 nlohmann::json abort_call(const std::string& request_id, std::int64_t index);
 nlohmann::json open_weights_call(const WeightSource& source);
 
+nlohmann::json error_json(const Error& error);
+Error read_error(const nlohmann::json& value);
+
 // The engine that calls are made on, and the weights that the last open_weights has opened.
 struct CalledEngine {
   EngineSteps& engine;

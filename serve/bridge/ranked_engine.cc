@@ -1,8 +1,11 @@
 #include "serve/bridge/ranked_engine.h"
 
+#include <exception>
+#include <optional>
 #include <utility>
 
 #include "distckpt/base/cbor.h"
+#include "distckpt/base/foreign_error.h"
 #include "serve/bridge/engine_calls.h"
 
 namespace ferry::serve {
@@ -50,13 +53,28 @@ void RankedEngine::reset_prefix_cache() {
   mine_.reset_prefix_cache();
 }
 
-std::function<void()> RankedEngine::open_weights(const WeightSource& source) {
-  calls_.push_back(open_weights_call(source));
+void RankedEngine::do_together(const std::function<void()>& mine) {
   tell();
-  return [this, load = mine_.open_weights(source)] {
+  std::optional<Error> failed;
+  try {
+    mine();
+  } catch (const std::exception& error) {
+    failed = as_error(error);
+  }
+  for (int rank = first_rank_ + 1; rank < first_rank_ + num_ranks_; ++rank) {
+    const auto error = from_cbor<json>(mail_.receive(rank, "the end of a call"));
+    if (!error.is_null() && !failed) failed = read_error(error);
+  }
+  if (failed) throw Error(*failed);
+}
+
+std::function<void()> RankedEngine::open_weights(const WeightSource& source) {
+  std::function<void()> load;
+  calls_.push_back(open_weights_call(source));
+  do_together([&] { load = mine_.open_weights(source); });
+  return [this, load] {
     calls_.push_back({"load_weights"});
-    tell();
-    load();
+    do_together(load);
   };
 }
 
@@ -77,10 +95,14 @@ void follow(EngineSteps& mine, const models::Mailbox& mail, int first_rank) {
   while (true) {
     for (const auto& one : from_cbor<json>(mail.receive(first_rank, "the engine's next calls"))) {
       if (one.at(0) == "end") return;
+      json failed;
       try {
         make_call(called, one);
-      } catch (const Error&) {  // NOLINT(bugprone-empty-catch): the first rank has it, too
+      } catch (const Error& error) {
+        failed = error_json(error);
       }
+      if (one.at(0) == "open_weights" || one.at(0) == "load_weights")
+        mail.send(to_cbor(failed), first_rank, "the end of a call");
     }
   }
 }

@@ -41,6 +41,9 @@ class RankedEngine : public EngineSteps {
 
  private:
   void tell();
+  // Tells the other ranks, does the same here, and waits until they have done it. Throws the first
+  // error that one of them met.
+  void do_together(const std::function<void()>& mine);
 
   EngineSteps& mine_;
   const models::Mailbox& mail_;
@@ -49,8 +52,8 @@ class RankedEngine : public EngineSteps {
   nlohmann::json calls_ = nlohmann::json::array();  // since the last message
 };
 
-// On the other ranks: makes the calls of the first one until its end(). An Error of a call is left
-// to that one, which meets it as well.
+// On the other ranks: makes the calls of the first one until its end(). It is told of errors of
+// weights, whose files each rank reads by itself. That of another call it meets as well.
 void follow(EngineSteps& mine, const models::Mailbox& mail, int first_rank);
 
 }  // namespace ferry::serve

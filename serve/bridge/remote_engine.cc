@@ -14,14 +14,6 @@ using rollout::RequestOutput;
 
 namespace {
 
-json error_json(const Error& error) {
-  return {static_cast<int>(error.kind()), error.what()};
-}
-
-Error read_error(const json& value) {
-  return {static_cast<ErrorKind>(value.at(0).get<int>()), value.at(1).get<std::string>()};
-}
-
 using LikelyTokens = std::vector<rollout::TokenOutput::Top>;
 
 json top_json(const LikelyTokens& tokens) {

@@ -120,9 +120,58 @@ TEST_F(EngineFleetTest, UpdatesAllEngines) {
   EXPECT_EQ(result_of([&](auto done) {
               fleet_.update_weights({"absent", ""}, PauseMode::kKeep, done);
             }),
-            "absent: does not exist");
+            "absent: does not exist; the weights are those of before");
   fleet_.add_request("0", {1}, {.max_tokens = 1});
   EXPECT_EQ(answer_of("0").tokens[0][0], expected({1}, 0, 1)[0] + 1000);
+}
+
+// One that is refused by one engine, and one that only one engine fails to load.
+TEST_F(EngineFleetTest, UpdatesAllEnginesOrNone) {
+  const auto update = [&](const char* checkpoint, EngineFleet::Done done) {
+    fleet_.update_weights({checkpoint, ""}, PauseMode::kWait, std::move(done));
+  };
+  engines_[1].refused = "theirs";
+  EXPECT_EQ(result_of([&](auto done) { update("theirs", done); }),
+            "theirs: is another model; the weights are those of before");
+  for (const auto& engine : engines_) EXPECT_EQ(engine.num_resets, 0);
+  engines_[2].fails_to_load = true;
+  EXPECT_EQ(result_of([&](auto done) { update("new", done); }),
+            "new: is cut short; the weights are those of before");
+  for (const auto& engine : engines_) EXPECT_EQ(engine.weights, 0);
+  fleet_.add_request("0", {1}, {.max_tokens = 2});
+  EXPECT_EQ(answer_of("0").tokens[0], expected({1}, 0, 2));
+  EXPECT_EQ(status_.weight_version, 0);
+}
+
+TEST_F(EngineFleetTest, SaysWhereNoWeightsAreLeft) {
+  engines_[1].fails_to_load = true;
+  engines_[0].old_files_changed = true;
+  const auto update = [&](auto done) {
+    fleet_.update_weights({"new", ""}, PauseMode::kWait, std::move(done));
+  };
+  EXPECT_EQ(result_of(update),
+            "new: is cut short; nor could the weights of before be loaded: old: has changed; "
+            "requests wait for an update that succeeds");
+  engines_[1].fails_to_load = false;
+  fleet_.add_request("0", {1}, {.max_tokens = 1});
+  EXPECT_EQ(result_of(update), "");
+  EXPECT_GE(answer_of("0").tokens[0][0], 1000);
+}
+
+TEST_F(EngineFleetTest, UpdatesComeOneBehindAnother) {
+  fleet_.add_request("0", {1}, {.max_tokens = 5000});
+  wait([&] { return !answers_["0"].tokens[0].empty(); });
+  std::array<std::promise<std::string>, 3> ends;
+  const std::array<const char*, 3> checkpoints{"new", "absent", "newer"};
+  for (std::size_t i = 0; i < ends.size(); ++i)
+    fleet_.update_weights({checkpoints[i], ""}, PauseMode::kWait, [&, i](const auto& error) {
+      ends[i].set_value(error ? error->what() : "");
+    });
+  EXPECT_EQ(ends[2].get_future().get(), "");
+  EXPECT_EQ(ends[0].get_future().get(), "");
+  EXPECT_EQ(ends[1].get_future().get(), "absent: does not exist; the weights are those of before");
+  EXPECT_EQ(answer_of("0").tokens[0], expected({1}, 0, 5000));
+  for (const auto& engine : engines_) EXPECT_EQ(engine.weights, 2000);
 }
 
 TEST_F(EngineFleetTest, UpdatesTheOthersWhereAnEngineIsLost) {
@@ -134,7 +183,7 @@ TEST_F(EngineFleetTest, UpdatesTheOthersWhereAnEngineIsLost) {
   };
   EXPECT_EQ(update("new"), "");
   EXPECT_EQ(update("new"), "");
-  EXPECT_EQ(update("absent"), "absent: does not exist");
+  EXPECT_EQ(update("absent"), "absent: does not exist; the weights are those of before");
   EXPECT_EQ(engines_[0].weights, 2000);
   EXPECT_EQ(engines_[1].weights, 0);
   EXPECT_EQ(engines_[2].weights, 2000);

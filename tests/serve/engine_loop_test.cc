@@ -33,8 +33,12 @@ class EngineLoopTest : public fake_engine::AnswersTest {
   void wait_for_tokens(const std::string& id, std::size_t count) {
     wait([&] { return answers_[id].tokens[0].size() >= count; });
   }
+  // The error of the update, and of the return to the weights of before.
   std::string update(const std::string& checkpoint, PauseMode mode) {
-    return result_of([&](auto done) { loop().update_weights({checkpoint, ""}, mode, done); });
+    auto error = result_of([&](auto done) { loop().open_weights({checkpoint, ""}, done); });
+    if (error.empty()) error = result_of([&](auto done) { loop().load_weights(mode, done); });
+    return error +
+           result_of([&, good = error.empty()](auto done) { loop().end_update(good, done); });
   }
   EngineLoop& loop() { return running_.loop; }
 
@@ -103,19 +107,64 @@ TEST_F(EngineLoopTest, WeightsChangeBetweenAnswersOrBetweenTokens) {
   loop().abort("b");
 }
 
-TEST_F(EngineLoopTest, AnUpdateThatCannotBeOpenedChangesNothing) {
-  EXPECT_EQ(update("absent", PauseMode::kWait), "absent: does not exist");
+// Nobody waits for it, and nobody is sent away: an endless answer goes on.
+TEST_F(EngineLoopTest, AnUpdateThatCannotBeOpenedIsRefusedBesideAnswers) {
+  add("a", kEndless);
+  for (const auto mode : {PauseMode::kWait, PauseMode::kAbort, PauseMode::kKeep}) {
+    EXPECT_EQ(update("absent", mode), "absent: does not exist");
+    wait_for_tokens("a", num_tokens("a") + 2);
+  }
+  EXPECT_EQ(engine_.num_resets, 0);
+  loop().abort("a");
+}
+
+TEST_F(EngineLoopTest, AnUpdateThatBreaksOffLeavesTheWeightsOfBefore) {
+  EXPECT_EQ(update("x", PauseMode::kWait), "");
+  EXPECT_EQ(update("damaged", PauseMode::kWait), "damaged: is cut short");
   add("a", 2);
-  EXPECT_EQ(tokens_of("a").size(), 2U);
+  for (const auto token : tokens_of("a")) EXPECT_EQ(token / 1000, 1);
+  EXPECT_EQ(status().weight_version, 1);
+  EXPECT_EQ(engine_.num_resets, 2);
 }
 
 TEST_F(EngineLoopTest, NothingIsDrawnFromWeightsThatCameInPart) {
-  EXPECT_EQ(update("damaged", PauseMode::kWait), "damaged: is cut short");
+  engine_.old_files_changed = true;
+  EXPECT_EQ(update("damaged", PauseMode::kWait), "damaged: is cut shortold: has changed");
   add("a", 2);
   wait([&] { return status_.lacks_weights && status_.num_held == 1; });
   EXPECT_EQ(engine_.num_steps, 0);
   EXPECT_EQ(update("x", PauseMode::kWait), "");
   EXPECT_GE(tokens_of("a").front(), 1000);
+}
+
+// Level 2 would take the weights that the update is about to use.
+TEST_F(EngineLoopTest, CommandsWaitForWeightsThatChange) {
+  const auto run = [](const auto& command) { return result_of(command); };
+  EXPECT_EQ(run([&](auto done) { loop().open_weights({"x", ""}, done); }), "");
+  EXPECT_EQ(run([&](auto done) { loop().load_weights(PauseMode::kWait, done); }), "");
+  std::promise<std::string> asleep;
+  loop().sleep(2, PauseMode::kWait,
+               [&](const auto& error) { asleep.set_value(error ? error->what() : ""); });
+  add("a", 2);
+  wait([&] { return status_.num_held == 1; });
+  EXPECT_EQ(engine_.sleeps, 0);
+  EXPECT_EQ(run([&](auto done) { loop().end_update(true, done); }), "");
+  EXPECT_EQ(asleep.get_future().get(), "");
+  EXPECT_TRUE(status().is_sleeping && status().lacks_weights);
+  EXPECT_EQ(status().weight_version, 1);
+}
+
+// Else the pause would come behind the resume that ended it.
+TEST_F(EngineLoopTest, AResumeEndsAPauseThatStillWaitsForAnswers) {
+  add("a", 3000);
+  wait_for_tokens("a", 1);
+  std::promise<void> paused;
+  loop().pause(PauseMode::kWait, [&](const auto&) { paused.set_value(); });
+  EXPECT_EQ(result_of([&](auto done) { loop().resume(done); }), "");
+  EXPECT_EQ(num_tokens("a"), 3000U);
+  paused.get_future().get();
+  add("b", 2);
+  EXPECT_EQ(tokens_of("b").size(), 2U);
 }
 
 TEST_F(EngineLoopTest, SleepOfLevelTwoEndsWithNewWeights) {

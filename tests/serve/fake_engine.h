@@ -73,9 +73,19 @@ class FakeEngine : public EngineSteps {
   std::function<void()> open_weights(const WeightSource& source) override {
     require(!lost, ErrorKind::kIo, "missing: rank 1");
     require(source.checkpoint != "absent", ErrorKind::kNotFound, "absent: does not exist");
+    require(source.checkpoint != refused, ErrorKind::kUsage, "{}: is another model", refused);
+    require(!source.are_previous || !old_files_changed, ErrorKind::kIo, "old: has changed");
     return [this, source] {
-      require(source.checkpoint != "damaged", ErrorKind::kCorrupt, "damaged: is cut short");
-      weights += 1000;
+      if (source.are_previous) {
+        weights = loaded_ = previous_;
+        return;
+      }
+      previous_ = loaded_;
+      weights = kDamaged;
+      require(source.checkpoint != "damaged" && !fails_to_load, ErrorKind::kCorrupt,
+              "{}: is cut short", source.checkpoint);
+      loaded_ += 1000;
+      weights = loaded_;
     };
   }
   void idle() override {
@@ -90,15 +100,18 @@ class FakeEngine : public EngineSteps {
 
   std::atomic<int> num_aborted = 0, num_steps = 0, num_resets = 0, num_idle = 0, sleeps = 0;
   std::atomic<std::int64_t> weights = 0;
-  std::atomic<bool> fails = false, lost = false;
+  std::atomic<bool> fails = false, lost = false, old_files_changed = false, fails_to_load = false;
+  std::string refused = "none";  // a checkpoint that this engine alone does not take
 
  private:
+  static constexpr std::int64_t kDamaged = -1000;
   struct Request {
     std::vector<std::int64_t> prompt{};
     rollout::SamplingParams params{};
     std::int64_t drawn = 0;
   };
   std::map<std::string, Request> requests_;
+  std::int64_t loaded_ = 0, previous_ = 0;
 };
 
 // An EngineLoop or an EngineFleet on a thread of its own.

@@ -6,7 +6,7 @@ import time
 import pytest
 import transformers
 
-from served import NAME, make_talker, save_weights
+from served import NAME, make_talker, save_weights, serve
 from support import run_ok
 
 ASK = {"prompt": "The weights of", "max_tokens": 20, "seed": 3, "ignore_eos": True, "logprobs": 0, "return_token_ids": True}
@@ -66,8 +66,10 @@ def test_deltas_follow_each_other(server, talker, other, expected, work):
     server.post("/update_weights", delta=str(work / "second"), mode="keep")
     lines = run_ok("generate", third, ASK["prompt"], "--max-tokens", 20, "--seed", 3, "--ignore-eos", "--json", "--quiet").stdout
     assert answer(server)[0] == json.loads(lines)["outputs"][0]["token_ids"]
+    before = answer(server)
     error = server.post("/update_weights", 500, checkpoint=str(talker), delta=str(work / "second"))["error"]
-    assert "was made from" in error["message"]
+    assert "was made from" in error["message"] and error["message"].endswith("; the weights are those of before")
+    assert answer(server) == before
     server.post("/update_weights", checkpoint=str(talker))
     assert answer(server) == expected["talker"]
 
@@ -93,7 +95,37 @@ def test_an_update_that_does_not_fit_changes_nothing(server, expected, work):
     config.num_hidden_layers = 3
     save_weights(small, config, 1)
     assert "is another model" in server.post("/update_weights", 400, checkpoint=str(small))["error"]["message"]
+    config.num_hidden_layers, config.intermediate_size = 2, 64
+    save_weights(small, config, 1)
+    assert "gate_proj.weight has shape [64, 32], expected [48, 32]" in server.post("/update_weights", 400, checkpoint=str(small))["error"]["message"]
     assert answer(server) == expected["talker"]
+
+
+def test_an_update_that_is_refused_pauses_nobody(server, work):
+    long = {"prompt": "x", "max_tokens": 800, "ignore_eos": True, "seed": 1}
+    pending = in_background(lambda: server.complete(**long)["choices"][0]["finish_reason"])
+    running(server)
+    for mode in ("wait", "abort", "keep"):
+        message = server.post("/update_weights", 400, checkpoint=str(work / "absent"), mode=mode)["error"]["message"]
+        assert message.endswith("; the weights are those of before")
+        assert server.metric("vllm:num_requests_running") == 1
+    assert pending() == "length"
+
+
+@pytest.mark.parametrize("engines", [("--tp", 2), ("--dp", 2)])
+def test_an_update_that_breaks_off_leaves_all_ranks_the_weights_of_before(engines, talker, other, expected, work):
+    """One rank of two meets bytes that are damaged; the other has loaded its own."""
+    run_ok("convert", other, work / "broken", "--tp", 2)
+    file = max((work / "broken").rglob("*.distcp"))
+    whole = bytearray(file.read_bytes())
+    whole[len(whole) * 9 // 10] ^= 1  # of the second rank's half of the output layer
+    file.write_bytes(whole)
+    with serve(talker, *engines) as served:
+        message = served.post("/update_weights", 500, checkpoint=str(work / "broken"))["error"]["message"]
+        assert "output_layer.weight" in message and message.endswith("; the weights are those of before"), message
+        assert answer(served) == expected["talker"]
+        served.post("/update_weights", checkpoint=str(other))
+        assert answer(served) == expected["other"]
 
 
 @pytest.mark.parametrize("level", [1, 2])
