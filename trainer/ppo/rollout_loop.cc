@@ -305,13 +305,11 @@ std::int64_t RolloutLoop::save_pending(std::int64_t step) {
                          .drawn = drawn_,
                          .under_way = under_way_};
   pending.data_before.assign(data_before_.upper_bound(step), data_before_.end());
-  for (const auto& one : answered_) {
-    pending.answered.push_back(one);
-    pending.answered.back().batch = workers_.gather_rows(one.batch);
-  }
+  pending.answered.assign(answered_.begin(), answered_.end());
   if (pending.num_rows() == 0) return 0;
   if (under_way_.size() > 0) pending.sessions = workers_.carried_sessions();
-  write_pending(config_.trainer.run.default_local_dir, step, pending);
+  write_pending(config_.trainer.run.default_local_dir, step, pending,
+                [&](const RolloutBatch& rows) { return workers_.gather_rows(rows); });
   return pending.num_rows();
 }
 
@@ -334,14 +332,14 @@ void RolloutLoop::restore_pending(const std::filesystem::path& run, std::int64_t
   const auto leave_out = [&](const std::string& why) {
     log_.say(fmt::format("left out   answers that were pending behind step {}: {}", step, why));
   };
-  PendingAnswers pending;
+  std::optional<PendingReader> file;
   try {
-    pending = read_pending(run, step);
+    file.emplace(run, step);
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::kNotFound) throw;
     return leave_out(error.what());
   }
-  const auto& then = pending.settings;
+  const auto& then = file->description().settings;
   if (const auto now = settings_of_pending(); then != now) {
     std::set<std::string> others;
     for (const auto& settings : {then, now})
@@ -351,31 +349,36 @@ void RolloutLoop::restore_pending(const std::filesystem::path& run, std::int64_t
     return leave_out(fmt::format("they are those of another {}", fmt::join(others, ", ")));
   }
   try {
-    take_up(std::move(pending));
+    take_up(*file);
   } catch (const nlohmann::json::exception& error) {
     fail(ErrorKind::kCorrupt, "{}: pending answers behind step {}: {}", run.string(), step,
          error.what());
   }
 }
 
-void RolloutLoop::take_up(PendingAnswers pending) {
+// Batches that are answered leave one by one.
+void RolloutLoop::take_up(PendingReader& file) {
+  const auto& pending = file.description();
   stream_.restore(Record::parse(pending.data));
   data_before_.clear();
-  for (auto& [of, data] : pending.data_before) data_before_.emplace(of, std::move(data));
+  for (const auto& [of, data] : pending.data_before) data_before_.emplace(of, data);
   last_asked_ = pending.last_asked;
   last_drawn_ = pending.last_drawn;
   num_started_ = pending.num_started;
   epoch_ = pending.epoch;
-  drawn_ = std::move(pending.drawn);
-  under_way_ = std::move(pending.under_way);
-  if (pending.sessions.size() > 0) carry_sessions(pending.sessions);
-  for (auto& one : pending.answered) {
+  for (const auto& one : pending.answered) {
     auto& answering = answered_.emplace_back();
-    static_cast<AnsweredBatch&>(answering) = std::move(one);
+    answering.step = one.step;
+    answering.epoch = one.epoch;
+    answering.batch = file.next_rows();
+    answering.greedy = file.next_rows();
     log_.write_sessions(answering.step, false, answering.batch);
     leave(answering.batch);
     answering.has_left = true;
   }
+  drawn_ = file.next_rows();
+  under_way_ = file.next_rows();
+  if (const auto sessions = file.next_rows(); sessions.size() > 0) carry_sessions(sessions);
 }
 
 Metrics RolloutLoop::validate(std::int64_t step) {

@@ -89,7 +89,7 @@ class RolloutLoop {
   // Waits for the responses that were asked for.
   void finish();
   nlohmann::json settings_of_pending() const;
-  void take_up(PendingAnswers pending);
+  void take_up(PendingReader& file);
   void carry_sessions(const RolloutBatch& sessions);
   RolloutBatch taken_from_under_way(const RolloutBatch& answer);
   // `step`: of the journal of sessions.

@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/tensor.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cstring>
@@ -59,6 +60,10 @@ class Writer {
   std::vector<std::byte> bytes_;
 };
 
+bool ascending(const std::vector<std::int64_t>& all) {
+  return !all.empty() && all.front() == 0 && std::ranges::is_sorted(all);
+}
+
 class Reader {
  public:
   explicit Reader(std::span<const std::byte> bytes) : rest_(bytes) {
@@ -94,15 +99,34 @@ class Reader {
     read(name, offsets);
     read(name, column.token_ids);
     if (!offsets.defined()) return;
+    require(offsets.scalar_type() == at::kLong, ErrorKind::kCorrupt, "batch: {} has no offsets",
+            name);
     const auto* const first = offsets.const_data_ptr<std::int64_t>();
     column.offsets.assign(first, first + offsets.numel());
-    require(column.token_ids.defined() && column.offsets.back() == column.token_ids.numel(),
+    require(column.token_ids.defined() && ascending(column.offsets) &&
+                column.offsets.back() == column.token_ids.numel(),
             ErrorKind::kCorrupt, "batch: {} has other tokens than its offsets say", name);
   }
   template <typename T>
   void read(const char* name, std::vector<T>& column) {
-    const auto found = description.at("columns").find(name);
-    if (found != description.at("columns").end()) found->get_to(column);
+    auto& columns = description.at("columns");
+    const auto found = columns.find(name);
+    if (found == columns.end()) return;
+    found->get_to(column);
+    columns.erase(found);
+  }
+
+  // Throws Error(kCorrupt) that names what is listed and was not read.
+  void finish() const {
+    std::vector<std::string> left;
+    const auto& tensors = description.at("tensors");
+    for (auto i = next_; i < tensors.size(); ++i)
+      left.push_back(tensors[i].at("name").get<std::string>());
+    for (const auto& [name, column] : description.at("columns").items()) left.push_back(name);
+    require(left.empty(), ErrorKind::kCorrupt, "batch: {}: no column of that name, or not in order",
+            fmt::join(left, ", "));
+    require(rest_.empty(), ErrorKind::kCorrupt, "batch: {} bytes are behind its tensors",
+            rest_.size());
   }
 
   json description;
@@ -151,9 +175,6 @@ RolloutBatch RolloutBatch::from_bytes(std::span<const std::byte> bytes) {
     reader.description.at("lengths").at(1).get_to(batch.response_offsets);
     reader.description.at("limits").at(0).get_to(batch.max_prompt_length);
     reader.description.at("limits").at(1).get_to(batch.max_response_length);
-    const auto ascending = [](const std::vector<std::int64_t>& all) {
-      return !all.empty() && all.front() == 0 && std::ranges::is_sorted(all);
-    };
     require(ascending(batch.offsets) && ascending(batch.response_offsets) &&
                 batch.offsets.size() == batch.response_offsets.size(),
             ErrorKind::kCorrupt, "batch: offsets are none");
@@ -165,6 +186,7 @@ RolloutBatch RolloutBatch::from_bytes(std::span<const std::byte> bytes) {
       require(!is_known(batch.*member) || elements(batch.*member) == expected, ErrorKind::kCorrupt,
               "batch: {} does not have {} elements", name, expected);
     });
+    reader.finish();
     return batch;
   } catch (const json::exception& error) {
     fail(ErrorKind::kCorrupt, "batch: {}", error.what());

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from ppo_run import ACTOR, ROLLOUT, metrics, samples, settings, train, write_prompts
+from ppo_run import ACTOR, APART, ROLLOUT, assert_same_weights, kill_behind, metrics, samples, settings, train, write_prompts
 from ranks import TORCH_PROGRAM, finish, start_training, wait_for
 from sft_run import write_model, write_rows
 from support import ROOT, run_ok, tree
@@ -86,6 +86,17 @@ def test_truncated_draws_leave_what_tools_said_out(world, work):
         for name in ("actor/ppo_kl", "training/rollout_probs_diff_max", "rollout_corr/kl"):
             assert step[name] == 0, name
         assert step["actor/grad_norm"] > 0
+
+
+def test_an_asynchronous_run_that_was_killed_goes_on_with_what_tools_have_said(world, work):
+    """Answers of several turns, whose masks have holes, lie beside the checkpoint. Answers of tools have the same bytes, whoever asks."""
+    more = with_tools(world) | APART | {"async_training.staleness_threshold": 2, "trainer.total_training_steps": 4, "checkpoint.save_freq": 2}
+    whole, run = train(world, work / "whole", 2, **more), work / "run"
+    assert all(step["num_turns/max"] >= 4 for step in whole.values())
+    kill_behind(2, world, run, 2, **more)
+    assert (run / "pending/iter_0000002.cbor").is_file()
+    assert train(world, run, 2, **more) == whole
+    assert_same_weights(run, work / "whole", 4)
 
 
 def test_tools_answer_and_errors_do(world, once):

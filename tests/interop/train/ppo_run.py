@@ -1,6 +1,8 @@
 """Helpers of the tests of `ferry train grpo|ppo`: a tiny model, prompts whose answers a rule or a small program scores, and runs of several ranks."""
 import json
+import signal
 import sys
+import time
 from pathlib import Path
 
 from ranks import finish, start_training
@@ -56,6 +58,26 @@ def train(world, run, ranks=1, algorithm="grpo", **more):
     for rank, (status, said) in enumerate(finish(start_training(ranks, algorithm, settings(world, run, **more)), timeout=120)):
         assert status == 0, f"rank {rank}: {said[-3000:]}"
     return metrics(run)
+
+
+def kill_behind(step, world, run, ranks, **more):
+    """A run that is killed in a step behind the checkpoint of that one."""
+    started = start_training(ranks, "grpo", settings(world, run, **more))
+    until = time.monotonic() + 120
+    log = run / "metrics.jsonl"
+    while not ((run / f"actor/iter_{step:07}").is_dir() and log.exists() and log.read_text().count("\n") >= step) and time.monotonic() < until:
+        time.sleep(0.005)
+    for rank in started:
+        rank.send_signal(signal.SIGKILL)
+    finish(started)
+    assert len(metrics(run)) < more["trainer.total_training_steps"]
+
+
+def assert_same_weights(one, other, step):
+    weights = {str(path.relative_to(one)): path.read_bytes() for path in (one / f"actor/iter_{step:07}").rglob("*") if path.is_file()}
+    assert any(name.endswith(".distcp") for name in weights)
+    for name, written in weights.items():
+        assert (other / name).read_bytes() == written, name
 
 
 def metrics(run):

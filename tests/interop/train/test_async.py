@@ -8,7 +8,8 @@ import time
 
 import pytest
 
-from ppo_run import ACTOR, ANSWERS, APART, PARTIAL, PROMPTS, ROLLOUT, metrics, samples, settings, train, write_world
+from ppo_run import (ACTOR, ANSWERS, APART, PARTIAL, PROMPTS, ROLLOUT, assert_same_weights, kill_behind, metrics, samples, settings, train,
+                     write_world)
 from ranks import TORCH_PROGRAM, finish, start_training
 
 pytestmark = pytest.mark.skipif(not TORCH_PROGRAM.exists(), reason="this build has no models: configure it with -Dtorch_root")
@@ -163,19 +164,39 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(mode, expected, world, work)
     whole = train(world, work / "whole", count, **more)
     assert expected is None or values(whole, STALENESS) == expected
     run = work / "run"
-    ranks = start_training(count, "grpo", settings(world, run, **more))
-    until = time.monotonic() + 120
-    while not ((run / "actor/iter_0000003").is_dir() and lines(run) > 2) and time.monotonic() < until:
-        time.sleep(0.005)
-    for rank in ranks:
-        rank.send_signal(signal.SIGKILL)
-    finish(ranks)
-    assert len(metrics(run)) < 6 and (run / "pending/iter_0000003.cbor").is_file()
+    kill_behind(3, world, run, count, **more)
+    assert (run / "pending/iter_0000003.cbor").is_file()
     assert train(world, run, count, **more) == whole
-    weights = {str(path.relative_to(run)): path.read_bytes() for path in (run / "actor/iter_0000006").rglob("*") if path.is_file()}
-    assert any(name.endswith(".distcp") for name in weights)
-    for name, written in weights.items():
-        assert (work / "whole" / name).read_bytes() == written, name
+    assert_same_weights(run, work / "whole", 6)
+
+
+RESUMED = {"trainer.total_training_steps": 4, "checkpoint.save_freq": 2, "trainer.val_before_train": False}
+
+
+def test_groups_that_are_replaced_and_a_damaged_file_when_a_run_goes_on(world, work):
+    """Dynamic sampling draws prompts of its own for the batch in hand. A byte of pending answers that is another one ends the run by the file's name."""
+    filtered = AHEAD | RESUMED | {"algorithm.filter_groups.enable": True, "algorithm.filter_groups.metric": "characters"}
+    whole, run = train(world, work / "whole", 2, **filtered), work / "run"
+    assert max(values(whole, "train/num_gen_batches")) > 1
+    kill_behind(2, world, run, 2, **filtered)
+    file = run / "pending/iter_0000002.cbor"
+    good = bytearray(file.read_bytes())
+    file.write_bytes(good[:len(good) * 2 // 3] + bytes([good[len(good) * 2 // 3] ^ 1]) + good[len(good) * 2 // 3 + 1:])
+    status, said = finish(start_training(2, "grpo", settings(world, run, **filtered)))[0]
+    assert status == 2 and "pending/iter_0000002.cbor: bytes" in said and "CRC-32" in said, said
+    file.write_bytes(good)
+    assert train(world, run, 2, **filtered) == whole
+    assert_same_weights(run, work / "whole", 4)
+
+
+def test_routes_of_the_rollout_when_a_run_goes_on(work):
+    world = write_world(work / "world", "Qwen3Moe", prompts=32, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, norm_topk_prob=True)
+    more = PARTIAL | RESUMED | {f"{ACTOR}.router_replay.mode": "R3", f"{ACTOR}.ppo_mini_batch_size": PROMPTS // 2}
+    whole, run = train(world, work / "whole", 2, **more), work / "run"
+    assert whole != train(world, work / "chosen", 2, **more | {f"{ACTOR}.router_replay.mode": "disabled"})
+    kill_behind(2, world, run, 2, **more)
+    assert train(world, run, 2, **more) == whole
+    assert_same_weights(run, work / "whole", 4)
 
 
 def test_pending_answers_of_other_settings_are_left_out(world, work):

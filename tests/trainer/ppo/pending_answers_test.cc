@@ -41,6 +41,20 @@ class Pending : public testing::Test {
     some.under_way = rows(20);
     return some;
   }
+  void write(std::int64_t step) const {
+    write_pending(dir_.path(), step, answers(), [](const RolloutBatch& some) { return some; });
+  }
+  PendingAnswers read(std::int64_t step) const {
+    PendingReader reader(dir_.path(), step);
+    auto all = reader.description();
+    for (auto& one : all.answered) {
+      one.batch = reader.next_rows();
+      one.greedy = reader.next_rows();
+    }
+    for (auto* const batch : {&all.drawn, &all.under_way, &all.sessions})
+      *batch = reader.next_rows();
+    return all;
+  }
   fs::path file(std::int64_t step) const {
     return dir_ / "pending" / ("iter_000000" + std::to_string(step) + ".cbor");
   }
@@ -50,8 +64,8 @@ class Pending : public testing::Test {
 };
 
 TEST_F(Pending, AreReadAsTheyWereWritten) {
-  write_pending(dir_.path(), 3, answers());
-  const auto read = read_pending(dir_.path(), 3);
+  write(3);
+  const auto read = this->read(3);
   EXPECT_EQ(read.settings, settings_of_answers(config_));
   EXPECT_EQ(read.data, R"({"row":7})");
   EXPECT_EQ(read.data_before, answers().data_before);
@@ -68,28 +82,51 @@ TEST_F(Pending, AreReadAsTheyWereWritten) {
 }
 
 TEST_F(Pending, AreNotThereWithoutAFile) {
-  EXPECT_TRUE(
-      fails(ErrorKind::kNotFound, {"iter_0000003.cbor"}, [&] { read_pending(dir_.path(), 3); }));
+  EXPECT_TRUE(fails(ErrorKind::kNotFound, {"iter_0000003.cbor"}, [&] { read(3); }));
 }
 
 TEST_F(Pending, OfADamagedFileAreRefusedByItsName) {
-  write_pending(dir_.path(), 3, answers());
+  write(3);
   const auto whole = distckpt::read_text(file(3));
-  for (const auto size : {std::size_t{0}, whole.size() / 2, whole.size() - 1}) {
-    distckpt::write_text(file(3), whole.substr(0, size));
-    EXPECT_TRUE(fails(ErrorKind::kCorrupt, {"iter_0000003.cbor"}, [&] {
-      read_pending(dir_.path(), 3);
-    })) << size;
+  const auto expect_refused = [&](const std::string& damaged, std::size_t at) {
+    distckpt::write_text(file(3), damaged);
+    EXPECT_TRUE(fails(ErrorKind::kCorrupt, {"iter_0000003.cbor"}, [&] { read(3); })) << at;
+  };
+  for (const auto size : {std::size_t{0}, std::size_t{5}, whole.size() / 2, whole.size() - 1})
+    expect_refused(whole.substr(0, size), size);
+  expect_refused(whole + '\0', whole.size());
+  for (std::size_t at = 0; at < whole.size(); at += at < 64 ? 1 : 17) {
+    auto damaged = whole;
+    damaged[at] ^= 4;
+    expect_refused(damaged, at);
   }
 }
 
+// Rows come a few at a time, so that rank 0 holds no more.
+TEST_F(Pending, AreGatheredSomeThousandTokensAtATime) {
+  std::vector<RolloutBatch::Tokens> prompts(40, RolloutBatch::Tokens(10'000, 5));
+  prompts[7].resize(150'000, 6);
+  auto pending = answers();
+  pending.answered[0].batch = RolloutBatch::of(prompts);
+  std::vector<std::int64_t> sizes;
+  write_pending(dir_.path(), 3, pending, [&](const RolloutBatch& some) {
+    sizes.push_back(some.size());
+    return some;
+  });
+  EXPECT_EQ(sizes, (std::vector<std::int64_t>{6, 1, 1, 6, 6, 6, 6, 6, 2}));
+  EXPECT_EQ(read(3).answered[0].batch.to_bytes(), pending.answered[0].batch.to_bytes());
+  EXPECT_FALSE(fs::exists(dir_ / "pending/iter_0000003.part"));
+}
+
 TEST_F(Pending, OfStepsThatAreNotKeptAreForgotten) {
-  for (const std::int64_t step : {1, 2, 3}) write_pending(dir_.path(), step, answers());
+  for (const std::int64_t step : {1, 2, 3}) write(step);
   distckpt::write_text(dir_ / "pending/notes.txt", "mine");
+  distckpt::write_text(dir_ / "pending/iter_0000004.part", "of a run that was killed");
   forget_pending(dir_.path(), std::array<std::int64_t, 1>{2});
   EXPECT_FALSE(fs::exists(file(1)));
   EXPECT_TRUE(fs::exists(file(2)));
   EXPECT_FALSE(fs::exists(file(3)));
+  EXPECT_FALSE(fs::exists(dir_ / "pending/iter_0000004.part"));
   EXPECT_TRUE(fs::exists(dir_ / "pending/notes.txt"));
   forget_pending(dir_ / "none", {});
 }

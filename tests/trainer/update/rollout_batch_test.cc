@@ -262,6 +262,28 @@ TEST(RolloutBatchBytes, ThatAreCutOffAreNoBatch) {
     })) << size;
 }
 
+// Those of a column that this program does not know, and of columns in another order: they would be
+// missing without a word.
+TEST(RolloutBatchBytes, HaveNoTensorThatIsNotRead) {
+  std::mt19937_64 random(8);
+  const auto bytes = random_batch(random, 3).to_bytes();
+  const auto renamed = [&](std::string_view from, std::string_view to) {
+    auto changed = bytes;
+    const auto found = std::ranges::search(changed, std::as_bytes(std::span(from)));
+    std::ranges::copy(std::as_bytes(std::span(to)), found.begin());
+    return changed;
+  };
+  EXPECT_TRUE(fails(ErrorKind::kCorrupt, {"batch: old_log_prabs, "}, [&] {
+    (void)RolloutBatch::from_bytes(renamed("old_log_probs", "old_log_prabs"));
+  }));
+  EXPECT_TRUE(fails(ErrorKind::kCorrupt, {"batch: vid: no column of that name"},
+                    [&] { (void)RolloutBatch::from_bytes(renamed("uid", "vid")); }));
+  auto longer = bytes;
+  longer.push_back(std::byte{0});
+  EXPECT_TRUE(fails(ErrorKind::kCorrupt, {"1 bytes are behind its tensors"},
+                    [&] { (void)RolloutBatch::from_bytes(longer); }));
+}
+
 TEST(RolloutBatchBytes, ThatAreDamagedAreABatchOrAnError) {
   std::mt19937_64 random(9);
   const auto bytes = random_batch(random, 3).to_bytes();
