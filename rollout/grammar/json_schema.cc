@@ -260,8 +260,9 @@ class SchemaReader {
     const auto least = bound(rest, true, at), most = bound(rest, false, at);
     if (!least && !most) return json_.number();
     std::size_t fraction = 4;
-    for (const auto& one : {least, most})
-      if (one) fraction = std::max(fraction, one->value.fraction.size());
+    for (const auto& one : {least, most})  // one digit more lies behind a bound that is excluded
+      if (one)
+        fraction = std::max(fraction, one->value.fraction.size() + (one->is_exclusive ? 1 : 0));
     return numbers_between(least, most, fraction < 9 ? 15 - fraction : 6, fraction);
   }
 
@@ -332,9 +333,12 @@ class SchemaReader {
     const auto of_properties = at + "/properties/";
     for (const auto& [name, schema] : properties.items())
       add(name, of(schema, of_properties + name));
+    // A name that is required is expected, also where others are not.
+    const auto unlisted = other                                   ? other
+                          : rest.contains("additionalProperties") ? never()
+                                                                  : json_.value();
     for (const auto& name : required)
-      if (!properties.contains(name.get<std::string>()))
-        add(name.get<std::string>(), other ? other : never());
+      if (!properties.contains(name.get<std::string>())) add(name.get<std::string>(), unlisted);
     Others range{.member = other ? json_.rules().add(json_.member(json_.key_except(names), other))
                                  : nullptr};
     bound_others(rest, members, range, at);

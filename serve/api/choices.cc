@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <string_view>
 #include <utility>
 
 namespace ferry::serve {
@@ -20,6 +21,11 @@ ordered_json reason_json(FinishReason reason) {
 // JSON has no infinities; vLLM has this number for -inf.
 ordered_json logprob_json(float logprob) {
   return logprob == -std::numeric_limits<float>::infinity() ? -9999.0F : logprob;
+}
+
+// In code points of UTF-8, as Python counts them.
+std::int64_t num_characters(std::string_view text) {
+  return std::ranges::count_if(text, [](char c) { return (c & 0xC0) != 0x80; });
 }
 
 ordered_json bytes_json(const std::string& text) {
@@ -186,7 +192,7 @@ ordered_json AnswerWriter::completion_logprobs(const SamplePart& part) {
   const auto add_text = [&](std::int64_t id) {
     const auto& text = text_of(id, buffer);
     offsets.push_back(offset);
-    offset += static_cast<std::int64_t>(text.size());
+    offset += num_characters(text);
     texts.push_back(text);
   };
   const auto add = [&](const auto& token) {

@@ -77,7 +77,7 @@ class AnswerWriter {
   std::int64_t created_;
   std::string chunk_head_;  // of each chunk, up to the choice
   std::vector<PromptLogprobs> prompt_logprobs_;
-  std::vector<std::int64_t> text_offsets_;  // of samples: bytes of the texts of their tokens so far
+  std::vector<std::int64_t> text_offsets_;  // of samples: characters of their tokens so far
 };
 
 }  // namespace ferry::serve

@@ -124,6 +124,14 @@ def test_an_echo_has_log_probs_of_the_prompt_and_the_answer(client, talker, toke
     assert scored.text_offset[0] == 0 and scored.text_offset == sorted(scored.text_offset)
 
 
+def test_offsets_of_tokens_are_characters(client):
+    """As vLLM counts them, in Python's strings."""
+    scored = client.completions.create(model=NAME, prompt="größer → ☃", echo=True, max_tokens=12, logprobs=1, seed=3, temperature=5).choices[0].logprobs
+    lengths = list(map(len, scored.tokens))
+    assert scored.text_offset == [sum(lengths[:i]) for i in range(len(lengths))]
+    assert any(len(token.encode()) > len(token) for token in scored.tokens)
+
+
 def test_a_prompt_that_fills_the_model_is_scored(client, talker):
     """4096 tokens, the last of the model's positions among them, also in company and where the cache has some of them."""
     model, prompts = load(talker), [prompt_of(4096, 7), prompt_of(9, 8)]

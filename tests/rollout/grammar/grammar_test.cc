@@ -67,6 +67,15 @@ TEST(JsonSchema, TakesMembersInTheOrderOfItsProperties) {
   EXPECT_FALSE(fits_schema(kSchema, R"({"b": null, "d": 1})"));
 }
 
+TEST(JsonSchema, TakesAnyValueOfARequiredNameThatIsNoProperty) {
+  constexpr auto kSchema =
+      R"({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["z"]})";
+  EXPECT_TRUE(fits_schema(kSchema, R"({"a": 1, "z": [null]})"));
+  EXPECT_TRUE(fits_schema(kSchema, R"({"z": "x"})"));
+  EXPECT_FALSE(fits_schema(kSchema, R"({"a": 1})"));
+  EXPECT_FALSE(fits_schema(kSchema, R"({"z": 1, "y": 1})"));
+}
+
 TEST(JsonSchema, GivesOtherMembersNamesThatAreNotListed) {
   constexpr auto kSchema =
       R"({"properties": {"ab": {"type": "integer"}}, "additionalProperties": {"type": "boolean"}})";
@@ -126,6 +135,17 @@ TEST(JsonSchema, HoldsNumbersToTheirBounds) {
   EXPECT_FALSE(fits_schema(kNumbers, "1.2501"));
   EXPECT_TRUE(fits_schema(R"({"type": "number", "minimum": 1e3})", "1000"));
   EXPECT_FALSE(fits_schema(R"({"type": "number", "minimum": 1e3})", "999.9"));
+}
+
+TEST(JsonSchema, FindsNumbersBetweenBoundsThatAreExcludedAndClose) {
+  constexpr auto kRates =
+      R"({"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 0.0001})";
+  EXPECT_TRUE(fits_schema(kRates, "0.00003"));
+  EXPECT_FALSE(fits_schema(kRates, "0.0001"));
+  EXPECT_FALSE(fits_schema(kRates, "0.00000"));
+  EXPECT_TRUE(
+      fits_schema(R"({"type": "number", "exclusiveMinimum": 0.12345, "exclusiveMaximum": 0.12346})",
+                  "0.123456"));
 }
 
 TEST(JsonSchema, TakesWhatContainsItself) {
