@@ -3,11 +3,11 @@
 
     build/peers/bin/python tests/bench/async_bench.py [--ferry PROGRAM] [--cores 0:1] [--mean 250] [--cap 2048] [--steps 10] [--prompts 16] [--answers 4]
         [--layers 4] [--hidden 256] [--intermediate 768] [--groups 1] [--epochs 1] [--modes collocated synchronous 1 2 4 partial2 partial4] [--warm 3]
-        [--rounds 1] [--seconds 0]
+        [--rounds 1] [--seconds 0] [--rollouts 1]
     python3 tests/bench/async_bench.py --device cuda --mean 1000 --cap 8192 --prompts 32 --answers 8 --layers 28 --hidden 1536 --intermediate 8960 --groups 6
 
 Both ranks have both roles in mode `collocated`. On GPUs the model is in bf16 with heads of 128 channels, `--groups` of them for one of keys, computes
-`fast`, and rank R has GPU R. `--cores` names the cores of the actor and, behind a colon, those of the rollout ("0,1:2,3"); several of it are places in which modes run side by side.
+`fast`, and rank R has GPU R. `--cores` names the cores of the actor and, behind a colon, those of the rollout ("0,1:2,3"), one of each of its `--rollouts` ranks ("0:1:2"); several of it are places in which modes run side by side.
 `--seconds` ends a run that takes longer; its finished steps count.
 
 The model's layers cost what layers cost and add nothing: its embeddings and head make each answer a walk through stages of a length class that the
@@ -106,7 +106,7 @@ def write_reward(path):
 def mode_settings(mode, options):
     if mode == "collocated":
         return {}
-    apart = {f"{ACTOR}.ranks": [0], f"{ROLLOUT}.ranks": [1]}
+    apart = {f"{ACTOR}.ranks": [0], f"{ROLLOUT}.ranks": list(range(1, 1 + options.rollouts))}
     if mode == "synchronous":
         return apart
     partial = mode.startswith("partial")
@@ -135,8 +135,8 @@ def run(mode, options, place, folder):
         port = free.getsockname()[1]
     ranks = [subprocess.Popen([options.ferry, "train", "grpo", "-q", *(f"{key}={json.dumps(value)}" for key, value in settings.items())],
                               stderr=subprocess.PIPE, text=True, preexec_fn=(lambda cores=cores: os.sched_setaffinity(0, cores)) if cores else None,
-                              env=os.environ | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
-                                                "MASTER_PORT": str(port)} | ({"OMP_NUM_THREADS": "1"} if cores else {})) for rank, cores in enumerate(place)]
+                              env=os.environ | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(len(place)), "LOCAL_WORLD_SIZE": str(len(place)),
+                                                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)} | ({"OMP_NUM_THREADS": "1"} if cores else {})) for rank, cores in enumerate(place)]
     said = []
     try:
         deadline = time.monotonic() + options.seconds if options.seconds else None
@@ -183,11 +183,12 @@ def main():
     parser.add_argument("--cores", nargs="+", default=["0:1"])
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--modes", nargs="+", default=["collocated", "synchronous", "1", "2", "4", "partial2", "partial4"])
-    for name, value in {"mean": 250, "cap": 2048, "steps": 10, "prompts": 16, "answers": 4, "layers": 4, "hidden": 256, "intermediate": 768, "groups": 1, "epochs": 1, "warm": 3, "rounds": 1, "seconds": 0}.items():
+    for name, value in {"mean": 250, "cap": 2048, "steps": 10, "prompts": 16, "answers": 4, "layers": 4, "hidden": 256, "intermediate": 768, "groups": 1, "epochs": 1, "warm": 3, "rounds": 1, "seconds": 0,
+                        "rollouts": 1}.items():
         parser.add_argument(f"--{name}", type=int, default=value)
     options = parser.parse_args()
     places = queue.Queue()
-    for place in options.cores if options.device == "cpu" else [":"]:
+    for place in options.cores if options.device == "cpu" else [":" * options.rollouts]:
         places.put([[int(core) for core in rank.split(",") if core] for rank in place.split(":")])
     with ThreadPoolExecutor(places.qsize()) as pool:
         runs = list(pool.map(lambda job: measure(*job, options, places), [(turn, mode) for turn in range(options.rounds) for mode in options.modes]))
