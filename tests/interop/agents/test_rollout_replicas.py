@@ -66,11 +66,14 @@ def ends_as(run, ranks, world, alone):
     assert tree(run / "rollouts") == tree(world / "alone/rollouts")
 
 
-def test_a_replica_that_is_killed_is_started_again(world, alone, work):
+def test_a_replica_that_is_killed_while_a_checkpoint_is_written_is_started_again(world, alone, work):
     run = work / "run"
-    ranks = start(world, run, **{f"{REPLICAS}.num": 2})
+    ranks = start(world, run, **{f"{REPLICAS}.num": 2, "checkpoint.save_freq": 2, "checkpoint.keep_last": 1})
     wait_for_answers(run, ranks, "1")
-    os.kill(wait_for_answers(run, ranks, "0"), signal.SIGKILL)
+    killed = wait_for_answers(run, ranks, "0")
+    while all((run / "actor" / pending.stem).is_dir() for pending in (run / "pending").glob("*.cbor")) and ranks[0].poll() is None:
+        time.sleep(.001)
+    os.kill(killed, signal.SIGKILL)
     wait_for_answers(run, ranks, "2")
     ends_as(run, ranks, world, alone)
     assert [line["why"] for line in events(run, "left out")] == ["ended"] and len(events(run, "started")) == 3

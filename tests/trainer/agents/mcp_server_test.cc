@@ -118,6 +118,26 @@ TEST(McpServer, FaultsOfAHostileOneAreNamed) {
     });
 }
 
+// `cat` says our own words back: the request, and that it is not one which we answer.
+TEST(McpServer, ThatIsNotInitializedIsNamedAndStartedAgain) {
+  const std::vector<std::pair<std::string, std::string>> faults{
+      {"exec sleep 600", "no answer within 0.4 s"},
+      {"exec yes", "no answer within 0.4 s"},
+      {"exec cat",
+       R"(the server is not initialized: {"code":-32601,"message":"Method not found"})"},
+      {"exit 3", "the program ended (exit status 3)"},
+  };
+  for (const auto& [command, error] : faults) {
+    McpServer program({.command = command, .timeout = milliseconds(400)});
+    for (const int again : {1, 2}) {
+      program.ask(again, {{"name", "f"}, {"arguments", json::object()}, {"session", 1}});
+      EXPECT_EQ(one(program).answer.value("error", ""), error) << command;
+    }
+    EXPECT_TRUE(support::fails(ErrorKind::kIo, {"MCP server s: lists no tools", error},
+                               [&] { (void)program.list_tools("s"); }));
+  }
+}
+
 TEST(McpServer, ContentThatIsNoListIsNone) {
   for (const auto* const content : {R"("text")", "7", R"({"type":"text"})", "null"})
     EXPECT_EQ(answer(std::string(R"("result":{"content":)") + content + "}"),
