@@ -75,7 +75,7 @@ class RolloutModel {
   rollout::text::ChatTemplate chat_template() const;
   // Nothing if there is none.
   std::optional<rollout::text::ChatTemplate> find_chat_template(bool with_tools) const;
-  // Where the weights came from; nothing with dummy weights.
+  // The files that the weights came from; nothing with dummy weights.
   std::optional<WeightFiles> weight_files() const;
   // Opens another checkpoint of the same model and deltas that follow it. Throws Error if they do
   // not fit, before anything has changed. Called by all ranks of the mesh.

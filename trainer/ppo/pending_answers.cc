@@ -57,7 +57,9 @@ struct BatchToWrite {
 
 class PendingWriter {
  public:
-  explicit PendingWriter(const fs::path& path) : file_(path, 0) { append(distckpt::as_bytes(kMagic)); }
+  explicit PendingWriter(const fs::path& path) : file_(path, 0) {
+    append(distckpt::as_bytes(kMagic));
+  }
 
   void write(std::span<const std::byte> bytes) {
     const std::uint64_t size = bytes.size();

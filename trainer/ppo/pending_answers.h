@@ -67,7 +67,7 @@ class PendingReader {
 
   // All but the rows; answered batches are there without theirs.
   const PendingAnswers& description() const { return description_; }
-  // Of the next one: batch and greedy of each answered one, drawn, under_way, sessions.
+  // The rows of the next batch: batch and greedy of each answered one, drawn, under_way, sessions.
   RolloutBatch next_rows();
 
  private:

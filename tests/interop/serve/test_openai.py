@@ -125,7 +125,7 @@ def test_an_echo_has_log_probs_of_the_prompt_and_the_answer(client, talker, toke
 
 
 def test_offsets_of_tokens_are_characters(client):
-    """As vLLM counts them, in Python's strings."""
+    """vLLM counts them in Python's strings."""
     scored = client.completions.create(model=NAME, prompt="größer → ☃", echo=True, max_tokens=12, logprobs=1, seed=3, temperature=5).choices[0].logprobs
     lengths = list(map(len, scored.tokens))
     assert scored.text_offset == [sum(lengths[:i]) for i in range(len(lengths))]

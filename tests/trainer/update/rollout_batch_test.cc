@@ -262,8 +262,8 @@ TEST(RolloutBatchBytes, ThatAreCutOffAreNoBatch) {
     })) << size;
 }
 
-// Those of a column that this program does not know, and of columns in another order: they would be
-// missing without a word.
+// A column that this program does not know, or another order of columns: they would be missing
+// without a word.
 TEST(RolloutBatchBytes, HaveNoTensorThatIsNotRead) {
   std::mt19937_64 random(8);
   const auto bytes = random_batch(random, 3).to_bytes();
