@@ -95,14 +95,15 @@ void follow(EngineSteps& mine, const models::Mailbox& mail, int first_rank) {
   while (true) {
     for (const auto& one : from_cbor<json>(mail.receive(first_rank, "the engine's next calls"))) {
       if (one.at(0) == "end") return;
+      const bool is_of_weights = one.at(0) == "open_weights" || one.at(0) == "load_weights";
       json failed;
       try {
         make_call(called, one);
-      } catch (const Error& error) {
-        failed = error_json(error);
+      } catch (const std::exception& error) {
+        if (!is_of_weights && dynamic_cast<const Error*>(&error) == nullptr) throw;
+        failed = error_json(as_error(error));
       }
-      if (one.at(0) == "open_weights" || one.at(0) == "load_weights")
-        mail.send(to_cbor(failed), first_rank, "the end of a call");
+      if (is_of_weights) mail.send(to_cbor(failed), first_rank, "the end of a call");
     }
   }
 }
