@@ -47,6 +47,22 @@ def weights_iterator(model: Any, extra_config: Mapping[str, Any]) -> Iterator[Tu
     return ((name, tensor.torch()) for name, tensor in checkpoint.tensors(**reading))
 
 
+def _load_weights(model: Any, weights: Iterator[Tuple[str, Any]]) -> Any:
+    """Gives a model of vLLM all weights.
+
+    Returns:
+        the names of its parameters that it loaded, or None where the model does not say them
+
+    Raises:
+        Error: "layout" naming the tensors that it did not read
+    """
+    loaded = model.load_weights(weights)
+    left = [name for name, _ in weights]
+    if left:
+        raise Error("layout", f"{', '.join(left)}: the model did not read them")
+    return loaded
+
+
 def register(load_format: str = "ferry") -> None:
     """Registers the loader with vLLM, which has to be installed, and its weight transfer backend of that name, where vLLM has such (0.25)."""
     from vllm.model_executor.model_loader import register_model_loader
@@ -62,7 +78,13 @@ def register(load_format: str = "ferry") -> None:
             return weights_iterator(model_config.model, self.load_config.model_loader_extra_config or {})
 
         def load_weights(self, model: Any, model_config: Any) -> None:
-            model.load_weights(self.get_all_weights(model_config, model))
+            loaded = _load_weights(model, self.get_all_weights(model_config, model))
+            # vLLM's DefaultModelLoader: models of quantised weights do not keep track.
+            if loaded is None or getattr(model_config, "quantization", None) is not None:
+                return
+            missing = sorted({name for name, _ in model.named_parameters()} - set(loaded))
+            if missing:
+                raise Error("layout", f"{', '.join(missing)}: the checkpoint has no weights for them")
 
     register_model_loader(load_format)(FerryModelLoader)
     try:
@@ -104,7 +126,7 @@ def weight_transfer_engine() -> type:
             initialize_layerwise_reload(self.model)
 
         def receive_weights(self, update_info: Any) -> None:
-            self.model.load_weights(weights_iterator(None, {**update_info.options, "checkpoint": update_info.checkpoint}))
+            _load_weights(self.model, weights_iterator(None, {**update_info.options, "checkpoint": update_info.checkpoint}))
 
         def finish_weight_update(self) -> None:
             finalize_layerwise_reload(self.model, self.model_config)

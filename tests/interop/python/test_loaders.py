@@ -119,6 +119,27 @@ def test_vllm_loads_the_model_itself_where_no_checkpoint_is_named(vllm):
     require_weights(dict(loader.get_all_weights(config(model=str(HF)), Model())))
 
 
+class LazyModel(Model):
+    def load_weights(self, weights):
+        return {next(weights)[0]}
+
+
+def test_a_model_of_vllm_reads_all_weights_and_has_all_its_parameters(vllm, transfer):
+    """vLLM's own loader raises an error for parameters that were not initialized."""
+    ferry.compat.vllm.register()
+    loader = vllm["ferry"](config(model_loader_extra_config={}))
+    with pytest.raises(ferry.Error, match="the model did not read them"):
+        loader.load_weights(LazyModel(), config(model=str(HF)))
+    engine = transfer[0](config(), config(model_config=None), None, LazyModel())
+    with pytest.raises(ferry.Error, match="the model did not read them"):
+        engine.update_weights({"checkpoint": str(HF)})
+    more = Model()
+    more.other = torch.nn.Parameter(torch.ones(2))
+    with pytest.raises(ferry.Error, match="^other: the checkpoint has no weights for them"):
+        loader.load_weights(more, config(model=str(HF)))
+    loader.load_weights(more, config(model=str(HF), quantization="fp8"))
+
+
 def test_an_option_that_is_not_known_is_refused():
     with pytest.raises(ferry.Error, match="model_loader_extra_config: has num_threads"):
         ferry.compat.vllm.weights_iterator(HF, {"num_threads": 8})
