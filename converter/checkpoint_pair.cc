@@ -309,7 +309,7 @@ void CheckpointPair::compare(const std::function<void(const distckpt::Comparison
       {.threads = distckpt::reading_threads(
            distckpt::reading_threads(options_.threads, options_.left), options_.right),
        .max_memory = options_.max_memory,
-       .whole_tensors = whole_tensors,
+       .in_order = whole_tensors ? distckpt::InOrder::kTensors : distckpt::InOrder::kStretches,
        .on_compared = observe});
   const auto done = wait_reporting(executor.submit(plan_, both, nullptr), "comparing", progress);
   left->verify_checksums();

@@ -67,8 +67,8 @@ class CheckpointPair {
 
   // Calls `compared` with every stretch of every tensor: the left one's elements are `expected`,
   // the right one's `found`. By several threads at a time. Throws Error(kLayout) for a side whose
-  // own second copy of a tensor (a tied head) differs from the first. `whole_tensors` is
-  // ExecutorOptions'.
+  // own second copy of a tensor (a tied head) differs from the first. With `whole_tensors` one
+  // thread goes through a tensor from front to back.
   void compare(const std::function<void(const distckpt::Comparison&)>& compared,
                const ProgressFunction& progress,
                bool whole_tensors = false);

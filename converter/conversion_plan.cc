@@ -248,7 +248,7 @@ PlannedConversion plan_conversion(const OpenedConversion& opened,
   planned.copy = plan_copies(opened, planned, links, cast_rule(options));
   if (options.amendment != nullptr) require_amendable(planned.copy);
   planned.staging = distckpt::staging_budget(
-      planned.copy, executor_options(options),
+      planned.copy, copying_options(planned, options),
       options.amendment != nullptr ? distckpt::Staged::kAmended : distckpt::Staged::kStretches);
   for (const auto& [path, bytes] : files_of(planned.target->layout()))
     planned.tensor_files.push_back(
@@ -296,6 +296,19 @@ Digest fingerprint(const OpenedConversion& opened, const PlannedConversion& plan
     text += fmt::format("{} {}\n", file.name, file.bytes);
   if (opened.amendment) text += to_string(*opened.amendment) + "\n";
   return distckpt::digest_block(distckpt::as_bytes(text));
+}
+
+distckpt::ExecutorOptions copying_options(const PlannedConversion& planned,
+                                          const ConvertOptions& options) {
+  auto copying = executor_options(options);
+  if (options.amendment == nullptr) return copying;
+  copying.thread_memory = options.amendment->thread_memory();
+  if (!options.amendment->in_order()) return copying;
+  copying.in_order = distckpt::InOrder::kSlabbed;
+  // The chunks of an archive wait for those of earlier tensors: whole ones would wait in memory.
+  const bool waits = !planned.target->knows_file_sizes();
+  if (waits && distckpt::buffer_sizes(planned.copy).slabs > 0) copying.threads = 1;
+  return copying;
 }
 
 distckpt::ExecutorOptions executor_options(const ConvertOptions& options) {

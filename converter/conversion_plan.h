@@ -63,4 +63,8 @@ distckpt::Digest fingerprint(const OpenedConversion& opened, const PlannedConver
 
 distckpt::ExecutorOptions executor_options(const ConvertOptions& options);
 
+// The same to read the source, amended, and to copy it.
+distckpt::ExecutorOptions copying_options(const PlannedConversion& planned,
+                                          const ConvertOptions& options);
+
 }  // namespace ferry::converter

@@ -135,7 +135,7 @@ class Conversion {
     distckpt::UploadSink sink(files, std::move(uploads), options_.resume,
                               [&](std::uint32_t range) { target.finish_range(files, range); });
     target.begin_files(files);
-    auto done = execute(planned, executor_options(options_), &sink, "copying");
+    auto done = execute(planned, copying_options(planned, options_), &sink, "copying");
     target.close_sink();
     store.unseal();
     sink.complete();
@@ -195,7 +195,7 @@ class Conversion {
       journal.emplace(work->path() / distckpt::kRereadJournal, fingerprint(opened_, planned), true,
                       std::vector{work->journal()});
     }
-    auto options = executor_options(options_);
+    auto options = copying_options(planned, options_);
     options.journal = journal ? &*journal : nullptr;
     auto done = execute(planned, std::move(options), nullptr, "reading");
     return {.digests = std::move(done.digests),
@@ -221,7 +221,7 @@ class Conversion {
       const bool reopen = resumed_ || !shared_.is_first();
       sink = &target.open_sink(planned.copy, *journal, reopen ? Mode::kReopen : Mode::kCreate);
     });
-    auto options = executor_options(options_);
+    auto options = copying_options(planned, options_);
     options.journal = &*journal;
     shared_.limit(options);
     auto done = execute(planned, std::move(options), sink, "copying");
@@ -244,7 +244,7 @@ class Conversion {
   distckpt::ExecuteReport merge_journals(const PlannedConversion& planned, const Digest& own) {
     distckpt::Journal all(shared_.journal(distckpt::kJournal), own, true,
                           shared_.other_journals(distckpt::kJournal));
-    auto options = executor_options(options_);
+    auto options = copying_options(planned, options_);
     options.journal = &all;
     auto& sink = planned.target->open_sink(planned.copy, all, distckpt::WriteFile::Mode::kReopen);
     return execute(planned, std::move(options), &sink, "");

@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -103,10 +104,21 @@ class MergeAmendment : public Amendment {
     }
   }
 
+  // A stretch as floats before the change, after it, and after the rounding.
+  std::int64_t thread_memory() const override {
+    constexpr std::int64_t kFloats = 3 * sizeof(float);
+    std::int64_t most = blocks_ ? blocks_->thread_memory() : 0;
+    for (const auto& weights : changing_) {
+      for (const auto& weight : weights)
+        most = std::max(most, distckpt::kTaskBytes / size_of(weight->dtype) * kFloats);
+    }
+    return most;
+  }
+
   void finish(const std::vector<distckpt::Digest>&) override {
     adapter_->require_unchanged();
     if (!blocks_) return;
-    const auto counts = blocks_->count(*blocks_source_);
+    const auto counts = blocks_->count(*blocks_source_, counting_threads());
     num_elements += counts.num_elements;
     num_changed += counts.num_changed;
     num_vanished += counts.num_vanished;
@@ -151,6 +163,13 @@ class MergeAmendment : public Amendment {
   };
 
   std::string name() const { return merged_.path.string(); }
+
+  std::int64_t counting_threads() const {
+    const auto threads = distckpt::reading_threads(options_.threads, options_.from);
+    const auto affordable = options_.max_memory / std::max<std::int64_t>(1, thread_memory());
+    return std::clamp<std::int64_t>(
+        affordable, 1, threads > 0 ? threads : std::max(1U, std::thread::hardware_concurrency()));
+  }
 
   // True if the source has the weight in another form.
   static bool has_packed(const Checkpoint& source, const std::string& weight) {
@@ -340,6 +359,7 @@ class MergeAmendment : public Amendment {
     const distckpt::Executor executor(
         {.threads = distckpt::reading_threads(options_.threads, options_.from),
          .max_memory = options_.max_memory,
+         .thread_memory = thread_memory(),
          .on_compared = {},
          .on_read = [&](auto index, auto element, auto elements) {
            measure(*measured[index], element, elements);

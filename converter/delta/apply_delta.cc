@@ -63,24 +63,19 @@ void DeltaChain::amend(std::uint32_t tensor, std::int64_t element, std::span<std
     delta->apply(tensor, element * element_sizes_[tensor], elements);
 }
 
+bool DeltaChain::in_order() const {
+  return std::ranges::any_of(deltas_, [](const auto& delta) { return delta->in_order(); });
+}
+
 void DeltaChain::finish(const std::vector<distckpt::Digest>& digests) {
   for (const auto& delta : deltas_) delta->require_applied();
   if (!deltas_.empty()) deltas_.back()->require_result(digests);
 }
 
-namespace {
-
-bool resumes(const std::unique_ptr<Delta>& delta) {
-  return delta->resumes();
-}
-
-}  // namespace
-
 ConvertReport apply_delta(ConvertOptions options,
                           DeltaChain& chain,
                           const ProgressFunction& progress) {
-  const auto& deltas = chain.deltas();
-  require(!options.resume || std::ranges::all_of(deltas, resumes), ErrorKind::kUsage,
+  require(!options.resume || !chain.in_order(), ErrorKind::kUsage,
           "--resume: a delta of slime's form is read from front to back");
   options.keep_quantized = keeps_quantized(chain, options.from);
   options.amendment = &chain;
@@ -100,7 +95,7 @@ VerifyDeltaReport verify_delta(const VerifyDeltaOptions& options,
   const distckpt::Executor executor(
       {.threads = distckpt::reading_threads(options.threads, options.base),
        .max_memory = options.max_memory,
-       .whole_tensors = !std::ranges::all_of(chain.deltas(), resumes),
+       .in_order = chain.in_order() ? distckpt::InOrder::kTensors : distckpt::InOrder::kStretches,
        .on_compared = {},
        .on_read = [&](auto tensor, auto element, auto elements) {
          chain.amend(tensor, element, elements);

@@ -28,6 +28,7 @@ class DeltaChain : public Amendment {
   distckpt::Digest identity() const override;
   void begin(Checkpoint& source) override;
   void amend(std::uint32_t tensor, std::int64_t element, std::span<std::byte> elements) override;
+  bool in_order() const override;
   void finish(const std::vector<distckpt::Digest>& digests) override;
 
  private:
@@ -36,7 +37,8 @@ class DeltaChain : public Amendment {
 };
 
 // Converts options.from, changed by the deltas. Throws as convert() does, and Error(kUsage) for
-// options that would change the tensors' elements, or for --resume with deltas that do not resume.
+// options that would change the tensors' elements, or for --resume with deltas that are read in
+// order.
 ConvertReport apply_delta(ConvertOptions options,
                           DeltaChain& chain,
                           const ProgressFunction& progress = {});

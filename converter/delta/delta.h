@@ -75,8 +75,9 @@ class Delta {
   // Files that travel along and are others than the base's: name and content.
   virtual std::map<std::string, std::string> files() const { return {}; }
 
-  // True if an interrupted run may go on in the middle of a tensor.
-  virtual bool resumes() const = 0;
+  // True if a tensor is changed from front to back: what comes out of turn waits in memory, and no
+  // run goes on in the middle.
+  virtual bool in_order() const { return false; }
 
  protected:
   DeltaSummary summary_;

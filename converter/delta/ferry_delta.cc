@@ -170,8 +170,6 @@ class FerryDelta : public Delta {
     return contents;
   }
 
-  bool resumes() const override { return true; }
-
  private:
   static constexpr std::size_t kNone = static_cast<std::size_t>(-1);
 

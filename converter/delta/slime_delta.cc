@@ -280,7 +280,7 @@ class SlimeDelta : public Delta {
 
   void require_result(const std::vector<distckpt::Digest>&) const override {}
 
-  bool resumes() const override { return false; }
+  bool in_order() const override { return true; }
 
  private:
   struct StoredTensor {

@@ -27,6 +27,13 @@ class Amendment {
   // over once, in stretches that begin at a multiple of kTaskBytes. Thread-safe.
   virtual void amend(std::uint32_t tensor, std::int64_t element, std::span<std::byte> elements) = 0;
 
+  // The most that one thread takes in amend() and where it reads what the amendment computes, in
+  // bytes. Known after begin().
+  virtual std::int64_t thread_memory() const { return 0; }
+
+  // True if elements of a tensor that are handed over out of turn are held until it is theirs.
+  virtual bool in_order() const { return false; }
+
   // Takes the digests of all tensors as they became, before anything is published. Throws
   // Error(kCorrupt) naming one that is not as the amendment says.
   virtual void finish(const std::vector<distckpt::Digest>& digests) = 0;

@@ -10,6 +10,7 @@
 
 #include "distckpt/base/error.h"
 #include "distckpt/base/integers.h"
+#include "distckpt/base/side_by_side.h"
 #include "distckpt/elements/cast.h"
 #include "distckpt/elements/quantize.h"
 #include "distckpt/execute/task_worker.h"
@@ -235,22 +236,34 @@ void RequantizedBlocks::compute(std::uint32_t index,
   counts_[index] = counts;
 }
 
-RequantizedCounts RequantizedBlocks::count(distckpt::BoxSource& source) const {
+RequantizedCounts RequantizedBlocks::count(distckpt::BoxSource& source,
+                                           std::int64_t threads) const {
+  std::vector<std::uint32_t> unread;
+  for (std::uint32_t i = 0; i < bands_.size(); ++i)
+    if (!counts_[i]) unread.push_back(i);
+  distckpt::side_by_side(std::ssize(unread), threads, [&](std::int64_t i) {
+    const auto band = unread[static_cast<std::size_t>(i)];
+    std::vector<std::byte> bytes(static_cast<std::size_t>(bands_[band].size));
+    std::vector<distckpt::ChecksumPart> parts;
+    compute(band, source, bytes, parts);
+  });
   RequantizedCounts sum;
-  std::vector<std::byte> bytes;
-  std::vector<distckpt::ChecksumPart> parts;
-  for (std::uint32_t i = 0; i < bands_.size(); ++i) {
-    if (!counts_[i]) {
-      bytes.resize(static_cast<std::size_t>(bands_[i].size));
-      compute(i, source, bytes, parts);
-      parts.clear();
-    }
-    sum.num_elements += counts_[i]->num_elements;
-    sum.num_changed += counts_[i]->num_changed;
-    sum.num_vanished += counts_[i]->num_vanished;
-    sum.num_rescaled += counts_[i]->num_rescaled;
+  for (const auto& counts : counts_) {
+    sum.num_elements += counts->num_elements;
+    sum.num_changed += counts->num_changed;
+    sum.num_vanished += counts->num_vanished;
+    sum.num_rescaled += counts->num_rescaled;
   }
   return sum;
+}
+
+// The elements as they are stored, once here and twice in what reads them, and as floats before the
+// change, after it, and once more: the change's own, or what becomes of them.
+std::int64_t RequantizedBlocks::thread_memory() const {
+  std::int64_t most = 0;
+  for (const auto& band : bands_)
+    most = std::max(most, 3 * band.size + 3 * band.box.volume() * size_of(DType::kF32));
+  return most;
 }
 
 }  // namespace ferry::converter

@@ -54,8 +54,11 @@ class RequantizedBlocks : public distckpt::ComputedBytes,
                std::span<std::byte> into,
                std::vector<distckpt::ChecksumPart>& parts) const override;
 
-  // Counts all rows; `source` reads those that nobody has read yet.
-  RequantizedCounts count(distckpt::BoxSource& source) const;
+  // Counts all rows; `source` reads those that nobody has read yet, in up to `threads` threads.
+  RequantizedCounts count(distckpt::BoxSource& source, std::int64_t threads) const;
+
+  // The bytes that a thread takes in compute() at most, with those of its result.
+  std::int64_t thread_memory() const;
 
  private:
   // Some rows of blocks: elements, and their scales behind them.

@@ -196,7 +196,7 @@ std::string describe_difference(const CopyPlan& plan,
 }
 
 StagingBudget staging_budget(const CopyPlan& plan, const ExecutorOptions& options, Staged staged) {
-  const auto per_thread = buffer_sizes(plan, staged).total();
+  const auto per_thread = buffer_sizes(plan, staged).total() + options.thread_memory;
   const auto cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   const auto wanted = options.threads > 0 ? options.threads : cores;
   const auto affordable = options.max_memory / per_thread;
@@ -208,9 +208,8 @@ StagingBudget staging_budget(const CopyPlan& plan, const ExecutorOptions& option
 }
 
 Execution Executor::submit(const CopyPlan& plan, BoxSource& source, BoxSink* sink) const {
-  const auto order = options_.whole_tensors ? InOrder::kTensors
-                     : options_.on_read     ? InOrder::kSlabs
-                                            : InOrder::kStretches;
+  const auto least = options_.on_read ? InOrder::kSlabs : InOrder::kStretches;
+  const auto order = std::max(options_.in_order, least);
   return start(make_schedule(plan, sink != nullptr, order), plan, source, sink, true);
 }
 

@@ -40,16 +40,17 @@ std::string describe_difference(const CopyPlan& plan,
 struct ExecutorOptions {
   int threads = 0;                                    // 0: one per core
   std::int64_t max_memory = std::int64_t{192} << 20;  // of all staging buffers together
-  std::pmr::memory_resource* staging = nullptr;       // where buffers come from; null: the heap
-  Journal* journal = nullptr;                         // skip what it holds, log the rest
+  std::int64_t thread_memory = 0;                // of these, what each thread takes in callbacks
+  std::pmr::memory_resource* staging = nullptr;  // where buffers come from; null: the heap
+  Journal* journal = nullptr;                    // skip what it holds, log the rest
   // This process does the share-th of `num_shares` parts of the tasks, about equal in bytes. The
   // digests are whole only once a journal holds all of them.
   int share = 0;
   int num_shares = 1;
 
-  // submit() has one thread go through a tensor from front to back, for callbacks that take its
-  // elements in order.
-  bool whole_tensors = false;
+  // How far submit() has one thread go through a tensor from front to back, for callbacks that take
+  // its elements in order: with on_read a slab at least.
+  InOrder in_order = InOrder::kStretches;
 
   // submit() calls it with each stretch of each replica, from several threads at a time. A stretch
   // begins at a block of the tensor's digest. Empty: a stretch that differs is an Error(kLayout).
@@ -127,6 +128,7 @@ class Executor {
 struct StagingBudget {
   int threads = 0;
   std::int64_t bytes = 0;
+  bool operator==(const StagingBudget&) const = default;
 };
 StagingBudget staging_budget(const CopyPlan& plan,
                              const ExecutorOptions& options,

@@ -1,13 +1,11 @@
 #include "distckpt/execute/upload_sink.h"
 
 #include <algorithm>
-#include <atomic>
-#include <exception>
 #include <set>
-#include <thread>
 #include <utility>
 
 #include "distckpt/base/integers.h"
+#include "distckpt/base/side_by_side.h"
 
 namespace ferry::distckpt {
 namespace {
@@ -42,29 +40,12 @@ void send_file(const UploadedFile& file) {
   if (file.size <= part_bytes) return s3_put(file.place, read_part(reader, 0, file.size));
   abort_unfinished(file.place);
   S3Upload upload(file.place);
-  const auto num_parts = ceil_div(file.size, part_bytes);
-  std::atomic<std::int64_t> next = 0;
-  std::mutex failed;
-  std::exception_ptr failure;
-  const auto work = [&] {
-    try {
-      for (auto part = next++; part < num_parts; part = next++) {
-        const auto begin = part * part_bytes;
-        upload.put(static_cast<int>(part) + 1,
-                   read_part(reader, begin, std::min(part_bytes, file.size - begin)));
-      }
-    } catch (...) {
-      next = num_parts;
-      const std::lock_guard lock(failed);
-      if (!failure) failure = std::current_exception();
-    }
-  };
-  {
-    std::vector<std::jthread> threads;
-    for (std::int64_t i = 0; i < std::min(kSideBySide, num_parts); ++i) threads.emplace_back(work);
-  }
   try {
-    if (failure) std::rethrow_exception(failure);
+    side_by_side(ceil_div(file.size, part_bytes), kSideBySide, [&](std::int64_t part) {
+      const auto begin = part * part_bytes;
+      upload.put(static_cast<int>(part) + 1,
+                 read_part(reader, begin, std::min(part_bytes, file.size - begin)));
+    });
     upload.complete(file.size);
   } catch (...) {
     upload.abort();

@@ -173,6 +173,7 @@ class ScheduleBuilder {
     if (order_ == InOrder::kTensors) return planned.tensor.num_bytes();
     const auto cut = slab_cut(planned);
     if (!cut) return kTaskBytes;
+    if (order_ == InOrder::kSlabbed) return planned.tensor.num_bytes();
     const bool in_order = order_ == InOrder::kSlabs || !planned.replicas.empty() ||
                           std::ranges::any_of(planned.targets, [](const Cover& cover) {
                             return order_of(cover).empty();

@@ -85,6 +85,7 @@ struct Schedule {
 enum class InOrder : std::uint8_t {
   kStretches,  // as is fastest to read and write
   kSlabs,      // a slab at most: somebody takes the elements in the model's order
+  kSlabbed,    // all of one that has slabs
   kTensors,    // all of it
 };
 

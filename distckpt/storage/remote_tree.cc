@@ -2,21 +2,19 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
-#include <exception>
 #include <set>
 #include <string_view>
-#include <thread>
 #include <utility>
 
 #include "distckpt/base/error.h"
+#include "distckpt/base/side_by_side.h"
 
 namespace ferry::distckpt {
 namespace fs = std::filesystem;
 namespace {
 
 constexpr std::array<std::string_view, 4> kSchemes{"https://", "http://", "hf://", "s3://"};
-constexpr std::size_t kSideBySide = 32;  // files that are opened at a time
+constexpr std::int64_t kSideBySide = 32;  // files that are opened at a time
 
 std::string_view scheme_of(std::string_view address) {
   for (const auto scheme : kSchemes) {
@@ -196,26 +194,10 @@ std::shared_ptr<const RemoteObject> RemoteTree::open(const fs::path& path) {
 }
 
 void RemoteTree::open_all(const std::vector<fs::path>& paths) {
-  std::atomic<std::size_t> next = 0;
-  std::mutex failed;
-  std::exception_ptr failure;
-  const auto work = [&] {
-    try {
-      for (std::size_t i = next++; i < paths.size(); i = next++) {
-        if (local_copy(paths[i]).empty()) open(paths[i]);
-      }
-    } catch (...) {
-      next = paths.size();
-      const std::lock_guard lock(failed);
-      if (!failure) failure = std::current_exception();
-    }
-  };
-  {
-    std::vector<std::jthread> threads;
-    for (std::size_t i = 0; i < std::min(kSideBySide, paths.size()); ++i)
-      threads.emplace_back(work);
-  }
-  if (failure) std::rethrow_exception(failure);
+  side_by_side(std::ssize(paths), kSideBySide, [&](std::int64_t i) {
+    const auto& path = paths[static_cast<std::size_t>(i)];
+    if (local_copy(path).empty()) open(path);
+  });
 }
 
 void RemoteTree::add_local(const std::map<std::string, fs::path>& files) {

@@ -34,6 +34,15 @@ def run_ok(*arguments, code=0, **kwargs):
     return done
 
 
+def peak_kib(*arguments):
+    """-> the most memory that `ferry ARGUMENTS` held, in KiB"""
+    # Through a small process: the peak of a child includes that of the image it was started from.
+    script = ("import resource, subprocess, sys; subprocess.run(sys.argv[1:], check=True);"
+              "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)")
+    done = subprocess.run([sys.executable, "-S", "-c", script, FERRY, *map(str, arguments)], stdout=subprocess.PIPE, text=True, check=True)
+    return int(done.stdout)
+
+
 def save_from_ranks(source, to, *sizes):
     """Loads a checkpoint into the memory of ranks ("tp=2", "pp=2", ...) and saves it from there."""
     done = subprocess.run([FERRY.parent.parent / "tests/save_ranks", source, to, *sizes], stdout=subprocess.PIPE,

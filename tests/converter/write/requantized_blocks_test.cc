@@ -47,15 +47,19 @@ class RequantizedBlocksTest : public testing::Test {
 
 TEST_F(RequantizedBlocksTest, CountsRowsThatNobodyHasRead) {
   const auto blocks = replace(2, {128, 128});
-  const auto counts = blocks->count(*checkpoint_.source());
+  const auto counts = blocks->count(*checkpoint_.source(), 2);
   EXPECT_EQ(counts.num_elements, 24 * 16);
   EXPECT_EQ(counts.num_changed + counts.num_vanished, 24 * 16);
   EXPECT_GT(counts.num_changed, 300);
   EXPECT_EQ(counts.num_rescaled, 1);
 }
 
+TEST_F(RequantizedBlocksTest, SaysWhatAThreadTakes) {
+  EXPECT_EQ(replace(2, {128, 128})->thread_memory(), 24 * 16 * (3 + 3 * 4) + 3 * 4);
+}
+
 TEST_F(RequantizedBlocksTest, ChangesTooSmallForThreeBitsVanish) {
-  const auto counts = replace(1.001F, {128, 128})->count(*checkpoint_.source());
+  const auto counts = replace(1.001F, {128, 128})->count(*checkpoint_.source(), 1);
   EXPECT_EQ(counts.num_changed, 0);
   EXPECT_GT(counts.num_vanished, 300);
   EXPECT_EQ(counts.num_rescaled, 0);

@@ -415,6 +415,8 @@ TEST(StagingBudget, TakesFewerThreadsRatherThanMoreMemory) {
   EXPECT_EQ(staging_budget(plan, {.threads = 4, .max_memory = 4 * one}).threads, 4);
   EXPECT_EQ(staging_budget(plan, {.threads = 4, .max_memory = 4 * one - 1}).threads, 3);
   EXPECT_EQ(staging_budget(plan, {.threads = 4, .max_memory = one}).bytes, one);
+  EXPECT_EQ(staging_budget(plan, {.threads = 4, .max_memory = 4 * one, .thread_memory = one}),
+            (StagingBudget{.threads = 2, .bytes = 4 * one}));
   EXPECT_TRUE(fails(ErrorKind::kUsage, {"memory", "one thread needs"},
                     [&] { staging_budget(plan, {.threads = 4, .max_memory = one - 1}); }));
   EXPECT_TRUE(

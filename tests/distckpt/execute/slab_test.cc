@@ -303,12 +303,14 @@ TEST(Schedule, GoesThroughAsManySlabsAsSomebodyMayBeAheadOf) {
   plan.tensors = {planned};
   EXPECT_EQ(make_schedule(plan, true).segments.size(), 4U);
   EXPECT_EQ(make_schedule(plan, true, InOrder::kSlabs).segments.size(), 16U);
+  EXPECT_EQ(make_schedule(plan, true, InOrder::kSlabbed).segments.size(), 1U);
   EXPECT_EQ(make_schedule(plan, true, InOrder::kTensors).segments.size(), 1U);
   plan.tensors[0].targets[0][0].at.strides = {2 * 2048 * 4096, 2 * 4096, 2};
   EXPECT_EQ(make_schedule(plan, true).segments.size(), 16U) << "an archive takes them in order";
   plan.tensors[0].source = plan.tensors[0].targets[0];
   EXPECT_EQ(make_schedule(plan, true).segments.size(), 128U)
       << "stretches: nothing lies transposed";
+  EXPECT_EQ(make_schedule(plan, true, InOrder::kSlabbed).segments.size(), 128U);
   EXPECT_EQ(make_schedule(plan, true, InOrder::kTensors).segments.size(), 1U);
 }
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import zstandard
 
-from support import DATA, FERRY, ROOT, ferry_json, hf_tensors, llama_config, llama_shapes, random_tensors, refuse, run_ok, \
+from support import DATA, FERRY, ROOT, ferry_json, hf_tensors, llama_config, llama_shapes, peak_kib, random_tensors, refuse, run_ok, \
     safetensors_bytes, tree, write_hf
 
 CONFIG = llama_config(hidden_size=64, intermediate_size=176, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
@@ -218,6 +218,27 @@ def test_between_layouts_of_megatron_core(work):
     assert tree(work / "back") == tree(work / "new")
     run_ok("delta", "apply", DATA / "hf_llama/hf", work / "delta", work / "ep", "--to", "megatron", "--tp", "2", "--pp", "2")
     run_ok("verify", work / "ep", work / "new")
+
+
+def test_a_chain_of_slime_over_transposed_experts_keeps_to_the_memory(work):
+    """Megatron-Core's experts lie transposed: elements come slab by slab, and a frame is decoded from front to back."""
+    config = json.loads((DATA / "hf_gpt_oss/hf/config.json").read_text())
+    config |= {"hidden_size": 1024, "intermediate_size": 1024, "num_hidden_layers": 1, "layer_types": config["layer_types"][:1]}
+    wider = {32: 1024, 64: 1024, 128: 2048}
+    shapes = {name: tuple(wider.get(size, size) for size in shape) for name, (_, shape, _) in hf_tensors(DATA / "hf_gpt_oss/hf").items()
+              if ".layers." not in name or ".layers.0." in name}
+    tensors = random_tensors(shapes)
+    write_hf(work / "v0", config, tensors)
+    for version in range(3):
+        tensors = trained(tensors, version)
+        write_hf(work / f"v{version + 1}", config, tensors)
+        run_ok("delta", "make", work / f"v{version}", work / f"v{version + 1}", work / "slime", "--to", "slime")
+    run_ok("convert", work / "v0", work / "base", "--ep", "2")
+    for to, most in (("hf", 72), ("h5", 132)):  # MiB; chunks of an archive take more
+        peak = peak_kib("delta", "apply", work / "base", work / "slime", work / to, "--to", to, "--quiet", "--max-memory", "128MiB", "--threads", "8")
+        assert peak < most * 1024, f"{to}: {peak} KiB"
+    assert tree(work / "hf") == tree(work / "v3")
+    run_ok("verify", work / "h5", work / "v3")
 
 
 def test_damage_is_named(versions, work):

@@ -5,12 +5,11 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import time
 
 import pytest
 
-from support import DATA, FERRY, ferry, llama_config, llama_shapes, random_tensors, run_ok, tree, write_hf
+from support import DATA, FERRY, ferry, llama_config, llama_shapes, peak_kib, random_tensors, run_ok, tree, write_hf
 from tiny_models import make_hf, make_wrapped
 
 LARGE = llama_config(hidden_size=512, intermediate_size=1536, num_hidden_layers=12, num_attention_heads=8, num_key_value_heads=8,
@@ -409,12 +408,7 @@ def test_dry_run_writes_nothing(large, work):
 @pytest.mark.parametrize("way", ["megatron", "back", "archive", "from_archive"])
 def test_memory_stays_below_the_limit(way, model, work):
     """--max-memory bounds the buffers; the program itself and its tables get 48 MiB on top, chunks of archives 24."""
-    # Through a small process: the peak of a child includes that of the image it was started from.
-    script = ("import resource, subprocess, sys; subprocess.run(sys.argv[1:], check=True);"
-              "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)")
-    convert = [FERRY, "convert", model.source[way], work / "out", *model.options[way],
-               "--quiet", "--max-memory", "16MiB", "--threads", "2"]
-    done = subprocess.run([sys.executable, "-S", "-c", script, *map(str, convert)], stdout=subprocess.PIPE, text=True, check=True)
+    peak = peak_kib("convert", model.source[way], work / "out", *model.options[way], "--quiet", "--max-memory", "16MiB", "--threads", "2")
     chunks = 24 if "archive" in way else 0
-    assert int(done.stdout) < (16 + 48 + chunks) * 1024, f"{done.stdout} KiB"
+    assert peak < (16 + 48 + chunks) * 1024, f"{peak} KiB"
     assert tree(work / "out") == model.want[way]
