@@ -212,8 +212,6 @@ OpenedConversion open_conversion(const ConvertOptions& options) {
   require(options.job.size == 1 || opened.format != Format::kArchive, ErrorKind::kUsage,
           "--to h5: an archive is written by one process; --no-ranks works alone");
   if (!distckpt::is_remote(opened.target)) return opened;
-  require(opened.format != Format::kArchive, ErrorKind::kUsage,
-          "{}: an archive is written to a folder", opened.target.string());
   require(options.job.size == 1, ErrorKind::kUsage,
           "{}: S3 is written to by one process; --no-ranks works alone", opened.target.string());
   return opened;

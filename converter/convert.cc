@@ -74,7 +74,7 @@ class Conversion {
   // Rank 0 owns the working folder, alone or with helpers.
   ConvertReport publish() {
     distckpt::WorkFolder work(to_store_ ? buffer_folder(opened_.target) : opened_.target,
-                              options_.resume && !to_store_);
+                              options_.resume && !streams_);
     try {
       return work.folder().with_its_name([&] {
         if (to_store_) return write_to_store(work);
@@ -82,8 +82,8 @@ class Conversion {
       });
     } catch (Error& error) {
       fail(error, work.folder());
-      if (to_store_) say_what_is_sent(error);
-      const bool kept = !to_store_ && is_worth_keeping(error, work);
+      if (streams_) say_what_is_sent(error);
+      const bool kept = !streams_ && is_worth_keeping(error, work);
       if (kept) work.keep();
       say_what_is_left(error, work, kept);
       throw;
@@ -109,15 +109,16 @@ class Conversion {
     return report(planned, std::move(copied), proved);
   }
 
-  // Writes to S3: the working folder holds what is not sent yet.
+  // Writes to S3: the working folder holds what is not sent yet, of an archive everything until it
+  // is proved.
   ConvertReport write_to_store(distckpt::WorkFolder& work) {
     shared_ = SharedWork({}, work.path());
     const auto planned = plan_conversion(opened_, options_, work.output());
     work.expect(planned.files);
     StoreTarget store(opened_.target, work.output(), planned.files, options_.overwrite);
-    auto copied = send(planned, store);
+    auto copied = streams_ ? send(planned, store) : copy(planned);
     finish_amendment(copied);
-    const auto proved = prove(planned, copied, opened_.target);
+    const auto proved = prove(planned, copied, streams_ ? opened_.target : work.output());
     require_same_source(opened_, options_);
     store.publish();
     if (opened_.format == Format::kTorchDist)
@@ -375,8 +376,8 @@ class Conversion {
                          .copy_seconds = copied.seconds,
                          .proof_seconds = proved ? proved->seconds : 0,
                          .proved = proved.has_value(),
-                         .proof_from_disk = proved && proved->from_disk && !to_store_,
-                         .proof_from_store = proved && to_store_,
+                         .proof_from_disk = proved && proved->from_disk && !streams_,
+                         .proof_from_store = proved && streams_,
                          .nonzero_padding = std::move(copied.nonzero_padding)};
     if (!copied.digests.empty())
       report.model_digest = model_digest(planned.tensors, copied.digests);
@@ -431,6 +432,8 @@ class Conversion {
   const ProgressFunction& progress_;
   const OpenedConversion opened_;
   const bool to_store_ = distckpt::is_remote(opened_.target);
+  // Sends while it reads. An archive's first bytes are known last.
+  const bool streams_ = to_store_ && opened_.format != Format::kArchive;
   SharedWork shared_{{}, {}};
   bool resumed_ = false;
   bool damaged_ = false;

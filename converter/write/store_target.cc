@@ -20,9 +20,14 @@ constexpr std::array<std::string_view, 4> kSeals{distckpt::kSafetensorsIndex, di
                                                  distckpt::kTorchDistMetadata,
                                                  distckpt::kTorchDistConfig};
 
+// Seals are sent in the order of their ranks, after all else. An archive's is its last file, which
+// names the others.
 std::ptrdiff_t seal_rank(const fs::path& name) {
-  const auto at = std::ranges::find(kSeals, name.string());
-  return at == kSeals.end() ? -1 : at - kSeals.begin();
+  const auto file = name.string();
+  const auto at = std::ranges::find(kSeals, file);
+  if (at != kSeals.end()) return at - kSeals.begin();
+  const auto count = distckpt::shard_store_file_count(file).value_or(0);
+  return count > 0 && file == distckpt::shard_store_filename(count - 1, count) ? 0 : -1;
 }
 
 }  // namespace
@@ -101,7 +106,7 @@ std::vector<fs::path> StoreTarget::small_files() const {
 }
 
 void StoreTarget::publish() {
-  put_ = true;
+  if (!put_) unseal();
   for (const auto& name : small_files()) {
     const auto size = static_cast<std::int64_t>(fs::file_size(local_ / name));
     distckpt::send_file({.local = local_ / name, .size = size, .place = place(name)});

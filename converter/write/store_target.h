@@ -1,6 +1,6 @@
-// A target in a bucket of S3. Weights go there while they are written; the small files follow when
-// everything is proved, the one that makes it a checkpoint last. There is no rename: until then the
-// folder holds none.
+// A target in a bucket of S3. Weights go there while they are written; the small files (of an
+// archive, all) follow when everything is proved, the one that makes it a checkpoint last. There is
+// no rename: until then the folder holds none.
 #pragma once
 
 #include <filesystem>

@@ -108,7 +108,8 @@ std::optional<FsdpRank> parse_fsdp_filename(std::string_view name) {
 }
 
 std::string shard_store_filename(std::size_t index, std::size_t count) {
-  return count == 1 ? "weights.h5" : fmt::format("weights-{:05}-of-{:05}.h5", index + 1, count);
+  return count == 1 ? std::string(kArchiveFile)
+                    : fmt::format("weights-{:05}-of-{:05}.h5", index + 1, count);
 }
 
 std::optional<std::size_t> shard_store_file_count(std::string_view name) {

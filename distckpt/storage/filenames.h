@@ -59,8 +59,9 @@ struct FsdpRank {
 };
 std::string fsdp_filename(const FsdpRank& rank);
 std::optional<FsdpRank> parse_fsdp_filename(std::string_view name);
-// Our own archive: "weights.h5" if it is the only file, else "weights-00002-of-00004.h5" (counted
+// Our own archive: kArchiveFile if it is the only file, else "weights-00002-of-00004.h5" (counted
 // from 1).
+inline constexpr std::string_view kArchiveFile = "weights.h5";
 std::string shard_store_filename(std::size_t index, std::size_t count);
 
 // The number of files of the archive, if `name` is that of one of them.

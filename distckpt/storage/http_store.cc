@@ -17,7 +17,7 @@ constexpr std::size_t kMaxFolders = 200;
 constexpr std::int64_t kMaxPage = std::int64_t{16} << 20;
 constexpr std::int64_t kMaxIndex = std::int64_t{64} << 20;
 
-constexpr std::array<std::string_view, 22> kModelFiles{"config.json",
+constexpr std::array<std::string_view, 23> kModelFiles{"config.json",
                                                        "generation_config.json",
                                                        "tokenizer.json",
                                                        "tokenizer.model",
@@ -38,6 +38,7 @@ constexpr std::array<std::string_view, 22> kModelFiles{"config.json",
                                                        kSafetensorsIndex,
                                                        kTorchModel,
                                                        kTorchModelIndex,
+                                                       kArchiveFile,
                                                        "LICENSE"};
 
 // The names that a page of links has of this folder: files, and folders with a slash behind them.

@@ -181,10 +181,8 @@ def test_lost_answers_of_the_store_are_no_failure(model, bucket, work):
     assert len(lost) >= 3 and objects(bucket, "out") == tree(work / "local")
 
 
-@pytest.mark.parametrize("to, words", [(("--to", "h5"), "an archive is written to a folder"), ((), "is a bucket: name a folder")])
-def test_target_that_cannot_be_is_refused(to, words, model, bucket, work):
-    address = f"s3://{bucket.name}" + ("/out" if to else "")
-    refuse("convert", model, address, *to, words=[words], env=environment(bucket, work))
+def test_bucket_itself_is_refused(model, bucket, work):
+    refuse("convert", model, f"s3://{bucket.name}", words=["is a bucket: name a folder"], env=environment(bucket, work))
 
 
 def test_dry_run_sends_nothing(model, bucket, work):
