@@ -235,7 +235,7 @@ def _named(name: str, tensor: Any) -> Tuple[Any, Dict[str, Any]]:
         return tensor, {"name": name, "dtype": torch_names.get(tensor.dtype, tensor.dtype), "shape": list(tensor.shape), "address": tensor.address}
     if hasattr(tensor, "data_ptr"):
         try:
-            tensor = tensor.detach().cpu().contiguous()
+            tensor = tensor.detach().cpu().resolve_neg().contiguous()  # a view that is negated when it is read has other bits
             address = tensor.data_ptr()
         except (RuntimeError, NotImplementedError) as error:  # of a sparse or a meta tensor
             raise Error("usage", f"{name}: has no dense memory: {error}") from error

@@ -10,7 +10,8 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from support import DATA, HERE, PEERS, ferry_json, run_ok, tree
+from servers import serve_files
+from support import DATA, HERE, PEERS, ROOT, ferry_json, run_ok, tree
 from weight_mapping import describe
 sys.path.append(str(HERE / "convert/families"))
 from bridge_reference import of_bridge, stored  # noqa: E402
@@ -175,3 +176,20 @@ def test_megatron_bridge_loads_exports_and_saves_what_was_imported(job, bridged)
                for name, tensor in load_file(hf_of(model) / "model.safetensors").items() if not is_second_copy(name)}
     assert {name: one for name, one in report[job]["exported"].items() if not is_second_copy(name)} == describe(weights)
     assert ferry.verify(hf_of(model), saved[job], hf_config=hf_of(model), weights_only=True)
+
+
+def test_megatron_bridges_training_begins_with_weights_of_any_format(imported, work):
+    """Its own factory takes the manager, and its own loader what the manager saves: a run resumes."""
+    with serve_files(DATA) as server:
+        run_ok("convert", HF, work / "h5", "--to", "h5")
+        job = {"hf": str(HF), "checkpoint": str(imported["llama"] / "iter_0000000"), "saved": str(work / "saved"),
+               "sources": {"address": f"{server.url}/hf_llama/hf", "archive": str(work / "h5"), "megatron": str(DATA / "llama_tp2pp2")}}
+        (work / "job.json").write_text(json.dumps(job))
+        done = subprocess.run([sys.executable, HERE / "python/manage_with_bridge.py", work / "job.json", work / "report.json"], stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, text=True, timeout=600,
+                              env=dict(os.environ, PYTHONPATH=f"{ROOT}/build/python:{PEERS}/mc0192:{PEERS}/mb062"))
+    assert done.returncode == 0, done.stdout[-3000:]
+    report = json.loads((work / "report.json").read_text())
+    assert {name: one["returned"] for name, one in report.items()} == {"address": [0, 0], "archive": [0, 0], "megatron": [0, 0], "resumed": [7, 11]}
+    wanted = describe(load_file(HF / "model.safetensors"))
+    assert all(one["exported"] == wanted for one in report.values())

@@ -75,6 +75,16 @@ def test_pairs_and_arrays_are_saved_in_another_dtype(work):
     run_ok("verify", work / "fp32", work / "converted")
 
 
+def test_views_are_saved_as_they_read(work):
+    """Transposed, with gaps, and negated when they are read: the bits behind the last are others."""
+    tensors = weights("hf_llama")
+    for i, (name, tensor) in enumerate(tensors.items()):
+        if tensor.ndim == 2:
+            tensors[name] = (tensor.t().contiguous().t(), torch.stack([tensor, tensor], 2)[..., 0], torch._neg_view(-tensor))[i % 3]
+    assert ferry.save(work / "saved", tensors, like=DATA / "hf_llama/hf").proved
+    assert ferry.verify(work / "saved", DATA / "hf_llama/hf")
+
+
 def test_a_model_that_lacks_a_tensor_is_refused(work):
     tensors = weights("hf_llama")
     del tensors["model.layers.2.mlp.up_proj.weight"]
