@@ -1,9 +1,11 @@
 #include "converter/adapter/lora_settings.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <iterator>
 #include <optional>
+#include <string_view>
 #include <utility>
 
 #include "distckpt/base/error.h"
@@ -24,6 +26,23 @@ std::optional<bool> is_end_of(const std::string& pattern, const std::string& nam
   } catch (const Error&) {
     return std::nullopt;
   }
+}
+
+// peft/tuners/lora/layer.py, update_layer: other ways to begin (PiSSA, OLoRA, CorDA, LoftQ,
+// LoRA-GA) take the first product of the factors out of the base's weight, here and wherever PEFT
+// loads it.
+void require_whole_base(const ordered_json& init, const std::string& source) {
+  constexpr std::array<std::string_view, 4> kLeaveIt{"gaussian", "eva", "orthogonal", "mica"};
+  if (!init.is_string()) return;
+  const auto name = init.get<std::string>();
+  if (std::ranges::find(kLeaveIt, name) != kLeaveIt.end()) return;
+  throw Error(
+      ErrorKind::kLayout,
+      fmt::format("{}: init_lora_weights: \"{}\" changes the base's weights, and the adapter "
+                  "is not one of the base as it is",
+                  source, name),
+      "PEFT saves the same change as an adapter of the base: "
+      "save_pretrained(..., path_initial_model_for_weight_conversion=...)");
 }
 
 }  // namespace
@@ -65,8 +84,10 @@ LoraSettings::LoraSettings(std::string text, std::string source)
   require(type == "LORA", ErrorKind::kLayout, "{}: peft_type: {}, expected LORA", source_,
           type.dump());
   for (const auto* key : {"fan_in_fan_out", "trainable_token_indices", "layer_replication",
-                          "lora_bias", "use_qalora", "alora_invocation_tokens", "arrow_config"})
+                          "lora_bias", "use_qalora", "use_bdlora", "alora_invocation_tokens",
+                          "arrow_config", "kasa_config", "monteclora_config"})
     refuse(key);
+  require_whole_base(config_.value("init_lora_weights", ordered_json(true)), source_);
   const auto bias = config_.value("bias", ordered_json("none"));
   require(bias == "none", ErrorKind::kLayout, "{}: bias: {} is not merged, only none", source_,
           bias.dump());

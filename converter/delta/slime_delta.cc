@@ -54,17 +54,21 @@ class FrameReader {
   // Fills `into`. Throws Error(kCorrupt) if the frame ends before.
   void read(std::span<std::byte> into) {
     const auto got = read_some(into);
-    require(got == into.size(), ErrorKind::kCorrupt, "the frame ends {} bytes early",
-            into.size() - got);
+    if (got < into.size()) refuse(fmt::format("ends {} bytes early", into.size() - got));
   }
 
   void require_end() {
     std::byte one{};
-    require(read_some({&one, 1}) == 0 && at_ == end_ && input_.pos == input_.size,
-            ErrorKind::kCorrupt, "the frame goes on behind the tensor's end");
+    if (read_some({&one, 1}) > 0 || at_ != end_ || input_.pos != input_.size)
+      refuse("goes on behind the tensor's end");
   }
 
  private:
+  [[noreturn]] static void refuse(const std::string& what) {
+    throw Error(ErrorKind::kCorrupt, "the frame " + what,
+                "it is a delta of a base of another dtype, or damaged: slime's form does not tell");
+  }
+
   std::size_t read_some(std::span<std::byte> into) {
     ZSTD_outBuffer output{.dst = into.data(), .size = into.size(), .pos = 0};
     while (output.pos < output.size && !ended_) {

@@ -136,10 +136,12 @@ class HubStore : public RemoteStore {
                       .max_body = kMaxAnswer};
     const auto response = http_send(asked);
     if (response.status == 401 || response.status == 403 || response.status == 404) {
+      const auto said = response.header("x-error-message");
       throw Error(ErrorKind::kNotFound,
                   fmt::format("{}: the hub answers {}: {}", place.root, response.status,
-                              response.status == 404 ? "it has no such model or revision"
-                                                     : "it is private, gated, or not there"),
+                              !said.empty()            ? printable(said)
+                              : response.status == 404 ? "it has no such model or revision"
+                                                       : "it is private, gated, or not there"),
                   asked.bearer.empty() ? "for a private or gated model set HF_TOKEN"
                                        : "HF_TOKEN may lack the right to read it");
     }
@@ -159,11 +161,17 @@ class HubStore : public RemoteStore {
       RemoteEntry entry{.address = fmt::format("{}/{}", place.root, name)};
       if (file.contains("size") && file.at("size").is_number_integer())
         entry.size = json_int(file.at("size"), "size", place.root);
-      std::error_code unknown;
-      if (fs::is_regular_file(cached / name, unknown)) entry.local = cached / name;
+      if (is_cached(cached / name, entry.size)) entry.local = cached / name;
       found.files.emplace(name, std::move(entry));
     }
     return found;
+  }
+
+  // A file that a full disk cut off is not: the network has the whole one.
+  static bool is_cached(const fs::path& file, std::optional<std::int64_t> size) {
+    std::error_code unknown;
+    if (!fs::is_regular_file(file, unknown)) return false;
+    return !size || static_cast<std::int64_t>(fs::file_size(file, unknown)) == *size;
   }
 
   static Snapshot read_cached(const HubPlace& place) {
@@ -171,7 +179,7 @@ class HubStore : public RemoteStore {
     Snapshot found{.commit = place.revision};
     std::error_code unknown;
     if (const auto ref = cache / "refs" / place.revision; fs::is_regular_file(ref, unknown))
-      found.commit = read_text(ref, 4096);
+      found.commit = cleaned(read_text(ref, 4096));
     const auto folder = cache / "snapshots" / found.commit;
     require(fs::is_directory(folder, unknown), ErrorKind::kNotFound,
             "{}: is not in the hub's cache {}, and HF_HUB_OFFLINE is set", place.root,

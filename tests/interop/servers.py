@@ -67,10 +67,11 @@ class HubHandler(Handler):
     def do_GET(self):
         url = urllib.parse.urlsplit(self.path)
         if self.server.token and self.headers.get("Authorization") != f"Bearer {self.server.token}":
-            return self.answer(401, b'{"error":"Invalid credentials"}', [("X-Error-Code", "GatedRepo")])
+            return self.answer(401, b'{"error":"Invalid credentials"}',
+                               [("X-Error-Code", "GatedRepo"), ("X-Error-Message", "Access to model org/model is restricted.")])
         files = {str(p.relative_to(self.server.root)): p for p in sorted(self.server.root.rglob("*")) if p.is_file()}
         if found := re.fullmatch(r"/api/models/org/model(?:/revision/([^/]+))?", url.path):
-            if found[1] not in (None, "main", COMMIT):
+            if found[1] not in (None, "main", "refs%2Fpr%2F1", COMMIT):
                 return self.answer(404, b'{"error":"Invalid rev id"}', [("X-Error-Code", "RevisionNotFound")])
             siblings = [{"rfilename": n, "size": p.stat().st_size, "blobId": "0"} for n, p in files.items()]
             body = {"_id": "0", "id": "org/model", "modelId": "org/model", "sha": COMMIT, "private": False, "siblings": siblings, "tags": []}

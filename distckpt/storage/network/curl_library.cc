@@ -3,8 +3,10 @@
 #include <dlfcn.h>
 
 #include <array>
+#include <string>
 
 #include "distckpt/base/error.h"
+#include "distckpt/base/printable.h"
 
 namespace ferry::distckpt {
 namespace {
@@ -17,12 +19,17 @@ void find(void* library, const char* name, Function& function) {
 
 CurlLibrary load() {
   void* library = nullptr;
+  std::string reason;  // of the first: without it, or with another that it needs missing
   for (const auto* name : std::array{"libcurl.so.4", "libcurl-gnutls.so.4"}) {
-    if (library == nullptr) library = ::dlopen(name, RTLD_NOW | RTLD_LOCAL);
+    if (library != nullptr) break;
+    library = ::dlopen(name, RTLD_NOW | RTLD_LOCAL);
+    if (library == nullptr && reason.empty()) reason = ::dlerror();
   }
   if (library == nullptr) {
-    throw Error(ErrorKind::kIo, "libcurl.so.4: is not on this system, and reads all addresses",
-                "install it (Debian: apt-get install libcurl4)");
+    throw Error(
+        ErrorKind::kIo,
+        fmt::format("libcurl, which reads all addresses, cannot be loaded: {}", printable(reason)),
+        "install it (Debian: apt-get install libcurl4)");
   }
   CurlLibrary curl;
   find(library, "curl_global_init", curl.global_init);

@@ -339,7 +339,8 @@ HttpAttempt exchange(const HttpRequest& request) {
 
 // The address that a redirect names, relative to the one that was asked.
 std::string redirect_target(const std::string& url, const std::string& location) {
-  if (location.find("://") != std::string::npos) return location;
+  const auto colon = location.find("://");
+  if (colon != std::string::npos && colon < location.find_first_of("/?#", 0)) return location;
   if (location.starts_with("//"))
     return fmt::format("{}{}", url.substr(0, url.find(':') + 1), location);
   if (location.starts_with('/')) return fmt::format("{}{}", origin_of(url), location);

@@ -266,6 +266,15 @@ def test_another_base_is_named_by_its_digest(versions, work):
     assert any(entry["digest"] in said for entry in digests.values())
 
 
+@pytest.mark.parametrize("dtype, way, words", [("fp32", "slime", ["the frame ends", "of a base of another dtype"]), ("fp32", "ferry", ["is fp32", "bf16"]),
+                                               ("fp16", "slime", ["a delta of another base"])])
+def test_a_base_of_another_dtype_is_named(versions, work, dtype, way, words):
+    run_ok("delta", "make", versions / "v0", versions / "v1", work / "delta", "--to", way)
+    run_ok("convert", versions / "v0", work / "base", "--to", "hf", "--dtype", dtype)
+    refuse("delta", "apply", work / "base", work / "delta", work / "out", words=words)
+    assert not (work / "out").exists()
+
+
 @pytest.mark.parametrize("arguments", [("make", "v0", "v1"), ("apply", "v0", "v1"), ("apply", "v0"), ("verify", "v0"), ("inspect",)])
 def test_too_few_or_wrong_arguments(versions, work, arguments):
     refuse("delta", arguments[0], *(versions / a for a in arguments[1:]))

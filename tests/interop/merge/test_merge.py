@@ -101,7 +101,7 @@ def test_changes_too_small_for_bf16_are_counted(work):
 
 
 @pytest.mark.parametrize("setting, value", [("modules_to_save", ["lm_head"]), ("bias", "all"), ("fan_in_fan_out", True),
-                                            ("peft_type", "IA3"), ("lora_bias", True), ("lora_alpha", 0), ("r", 3)])
+                                            ("peft_type", "IA3"), ("lora_bias", True), ("lora_alpha", 0), ("r", 3), ("use_bdlora", {"nblocks": 2})])
 def test_settings_that_are_not_merged_are_named(work, setting, value):
     write_hf(work / "base", CONFIG, random_tensors(llama_shapes(CONFIG)))
     make_adapter(work / "base", work / "adapter", r=2, lora_alpha=4, target_modules=["q_proj"])
@@ -109,6 +109,28 @@ def test_settings_that_are_not_merged_are_named(work, setting, value):
     (work / "adapter/adapter_config.json").write_text(json.dumps({**config, setting: value}))
     refuse("merge", work / "base", work / "adapter", work / "out", words=["rank" if setting == "r" else setting])
     assert not (work / "out").exists()
+
+
+@pytest.mark.parametrize("way", ["pissa", "pissa_niter_2", "olora"])
+def test_a_beginning_that_changes_the_base_is_refused_until_peft_converts_it(work, way):
+    """PEFT takes the first factors out of the base wherever it loads such an adapter: the base plus the last factors is another model."""
+    write_hf(work / "base", CONFIG, random_tensors(llama_shapes(CONFIG), dtype="F32"))
+    settings = dict(r=2, lora_alpha=2, target_modules=["q_proj"], init_lora_weights=way)
+    model = AutoModelForCausalLM.from_pretrained(work / "base", dtype=torch.float32)
+    adapted = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", **settings))
+    adapted.peft_config["default"].init_lora_weights = True  # as PEFT's example of PiSSA saves the first factors
+    adapted.save_pretrained(work / "first")
+    adapted.peft_config["default"].init_lora_weights = way
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_" in name:
+                parameter.add_(0.05 * torch.randn_like(parameter))
+    adapted.save_pretrained(work / "last")
+    refuse("merge", work / "base", work / "last", work / "out", words=[f'init_lora_weights: "{way}"', "path_initial_model_for_weight_conversion"])
+    adapted.save_pretrained(work / "converted", path_initial_model_for_weight_conversion=str(work / "first"))
+    run_ok("merge", work / "base", work / "converted", work / "out")
+    found, wanted = load_file(work / "out/model.safetensors"), adapted.merge_and_unload().state_dict()
+    assert all(torch.allclose(found[name], wanted[name], atol=1e-5) for name in found)
 
 
 def test_an_adapter_of_another_model(work):

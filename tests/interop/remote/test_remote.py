@@ -111,6 +111,14 @@ def test_https_source_with_a_bad_certificate_is_refused(trusted, certificate, mo
     assert "times" not in message and not (work / "out").exists()
 
 
+def test_without_libcurl_files_are_read_and_addresses_say_why_not(model, files, work):
+    for name in ("libcurl.so.4", "libcurl-gnutls.so.4"):
+        (work / name).write_text("no library\n")
+    env = {**os.environ, "LD_LIBRARY_PATH": str(work)}
+    run_ok("inspect", model, env=env)
+    refuse("inspect", f"{files.url}/hf", env=env, words=["libcurl, which reads all addresses, cannot be loaded", "libcurl.so.4", "apt-get install libcurl4"])
+
+
 def test_address_of_a_web_server_as_target_is_refused(model):
     refuse("convert", model, "http://127.0.0.1:9/out", words=["a conversion is written to a folder or to S3"])
 
@@ -256,6 +264,15 @@ def test_circle_of_redirects_is_an_error(files):
     assert_refused(files, fault, "redirects in circles")
 
 
+def test_redirect_whose_query_holds_an_address_stays_on_its_server(model, files):
+    def fault(n, request, answer):
+        if request.path.endswith(".safetensors"):
+            answer.status, answer.body = 302, b""
+            answer.set("Content-Length", None)
+            answer.set("Location", request.path + "?from=http://192.0.2.1/elsewhere")
+    assert_survives(model, files, fault)
+
+
 def test_conversion_that_a_server_ended_is_resumed(model, files, work):
     broken = [True]
 
@@ -305,7 +322,8 @@ def test_hub_model_gives_the_bytes_of_the_folder(model, work):
 
 def test_private_model_needs_the_token_which_goes_to_no_other_host_and_into_no_text(model, files, work):
     with serve_faults(files.url) as cdn, serve_hub(model, token="hf_secret", cdn=f"http://localhost:{cdn.server_port}/hf") as hub:
-        refuse("inspect", "hf://org/model", words=["private, gated"], env=hub_environment(hub, work))
+        refuse("inspect", "hf://org/model", words=["answers 401: Access to model org/model is restricted", "set HF_TOKEN"],
+               env=hub_environment(hub, work))
         env = hub_environment(hub, work, HF_TOKEN="hf_secret")
         done = run_ok("digest", "hf://org/model", "--output", work / "manifest", env=env)
         requests = [r for r in cdn.log if r.path.startswith("/hf/model-")]
@@ -327,6 +345,26 @@ def test_cache_of_the_hub_is_read_in_place_of_the_network(model, files, work):
     with serve_hub(model) as hub:
         download(hub, work)
     assert ferry_json("digest", "hf://org/model", "--tensors-only", env=offline)["model"] == digest_of(model)[0]
+
+
+def test_file_of_the_cache_that_was_cut_off_is_read_from_the_hub(model, work):
+    with serve_hub(model) as hub:
+        snapshot = download(hub, work)
+        (snapshot / "model-00002-of-00003.safetensors").resolve().write_bytes(b"half of it")
+        with serve_faults(hub.url) as proxy:
+            digest = ferry_json("digest", "hf://org/model", "--tensors-only", env={**hub_environment(hub, work), "HF_ENDPOINT": proxy.url})
+            asked = {r.path.split("/")[-1].split("?")[0] for r in proxy.log}
+    assert digest["model"] == digest_of(model)[0] and asked == {"main", "model-00002-of-00003.safetensors"}
+
+
+def test_revision_with_slashes_is_asked_for_and_found_in_the_cache(model, work):
+    with serve_hub(model) as hub:
+        snapshot = download(hub, work)
+        run_ok("inspect", "hf://org/model@refs%2Fpr%2F1", env=hub_environment(hub, work))
+        ref = snapshot.parent.parent / "refs/refs/pr/1"
+        ref.parent.mkdir(parents=True)
+        ref.write_text(COMMIT + "\n")
+        run_ok("inspect", "hf://org/model@refs%2Fpr%2F1", env=hub_environment(hub, work, HF_HUB_OFFLINE="1"))
 
 
 # --------------------------------------------------------------------------------------------------------------- S3
