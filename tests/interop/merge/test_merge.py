@@ -111,6 +111,14 @@ def test_settings_that_are_not_merged_are_named(work, setting, value):
     assert not (work / "out").exists()
 
 
+def test_what_a_merge_takes_counts_in_the_memory(work):
+    """Three floats of each of a million elements of bf16, beside the buffers of any conversion."""
+    write_hf(work / "base", CONFIG, random_tensors(llama_shapes(CONFIG)))
+    make_adapter(work / "base", work / "adapter", r=2, lora_alpha=4, target_modules=["q_proj"])
+    run_ok("convert", work / "base", work / "copy", "--to", "hf", "--max-memory", "12MiB")
+    refuse("merge", work / "base", work / "adapter", work / "out", "--max-memory", "12MiB", words=["one thread needs 18 MiB"])
+
+
 @pytest.mark.parametrize("way", ["pissa", "pissa_niter_2", "olora"])
 def test_a_beginning_that_changes_the_base_is_refused_until_peft_converts_it(work, way):
     """PEFT takes the first factors out of the base wherever it loads such an adapter: the base plus the last factors is another model."""
