@@ -120,6 +120,8 @@ class Checkpoint:
                 files state are checked by the end.
         """
         options = {name: value for name, value in locals().items() if name not in ("self", "into", "progress")}
+        if into is not None and not callable(into) and not hasattr(into, "__getitem__"):
+            raise Error("usage", f"into: a {type(into).__name__} is neither a mapping by name nor a function")
         if names == "hf":
             defaults = Checkpoint.tensors.__kwdefaults__ or {}
             for name in ("tp", "pp", "ep", "etp", "vpp", "pipeline_model_parallel_layout", "make_vocab_size_divisible_by", "rank"):

@@ -101,6 +101,11 @@ def test_memory_that_cannot_be_shared_is_an_error(memory, work):
         ferry.save(work / "out", {"model.norm.weight": memory}, like=HF)
 
 
+def test_memory_for_tensors_is_a_mapping_or_a_function():
+    with pytest.raises(ferry.Error, match="into: a int is neither a mapping by name nor a function"):
+        ferry.open(HF).tensors(into=5)
+
+
 def test_memory_that_is_read_only_is_an_error():
     checkpoint = ferry.open(HF)
     memory = np.empty(checkpoint.read("model.norm.weight").shape, np.uint16)
