@@ -13,6 +13,7 @@
 #include "models/kernels/rms_norm.h"
 #include "models/kernels/whole_vectors.h"
 #include "models/tensor_parallel/mappings.h"
+#include "models/vision/vision_model.h"
 
 namespace ferry::models {
 
@@ -59,12 +60,9 @@ GPTModel::GPTModel(TransformerConfig config,
       stage_(std::move(stage)),
       options_(options),
       embedding_stages_(models::embedding_stages(config_, mesh.shape().parallel())),
-      parameters_(parameter_layout(config_,
-                                   mesh.shape(),
-                                   mesh.coordinates(),
-                                   stage_,
-                                   {.alignment = options.alignment, .dtype = options.dtype}),
-                  mesh.world().device()),
+      parameters_(
+          parameter_layout(config_, mesh.shape(), mesh.coordinates(), stage_, options.layout()),
+          mesh.world().device()),
       setup_{.config = config_,
              .mesh = mesh_,
              .tensor_parallel = {.group = &mesh_.tp(),
@@ -78,6 +76,8 @@ GPTModel::GPTModel(TransformerConfig config,
   require(options.recompute.num_layers > 0, ErrorKind::kUsage,
           "recompute_num_layers is {}: it has to be positive", options.recompute.num_layers);
   const auto between = setup_.tensor_parallel.between_layers();
+  if (options_.vision_tower && stage_.pre_process && config_.computes_vision())
+    vision_ = std::make_unique<VisionModel>(config_, mesh_, options_.alignment, parameters_);
   if (parameters_.has("embedding.word_embeddings.weight"))
     embedding_.emplace(setup_.tensor_parallel, parameters_, "embedding.word_embeddings");
   for (const auto layer : stage_.layers) {
@@ -95,6 +95,8 @@ GPTModel::GPTModel(TransformerConfig config,
   parameters_.check_all_taken();
   row_decoder_ = RowDecoder::make(config_, mesh_, options_.alignment, parameters_);
 }
+
+GPTModel::~GPTModel() = default;
 
 at::Tensor GPTModel::forward(const SequencePartition& batch,
                              const at::Tensor& hidden,
@@ -151,11 +153,21 @@ at::Tensor GPTModel::embed(const at::Tensor& tokens) const {
   return embedded * root.to(embedded.scalar_type()).item<double>();
 }
 
+// Ranks that share rows give each other the gradients of their images: each row is one rank's, so
+// that all have the whole, exactly.
 VisualRows GPTModel::between_layers(const VisualRows& visual,
                                     const SequencePartition& batch) const {
   if (!options_.sequence_parallel || !visual.any()) return visual;
   const auto count = batch.tokens().size(0) / mesh_.tp().size();
-  return visual.part(mesh_.tp().rank() * count, count);
+  const auto begin = mesh_.tp().rank() * count;
+  if (!visual.embeddings.requires_grad()) return visual.part(begin, count);
+  auto features = visual.deepstack;
+  features.push_back(visual.embeddings);
+  auto shared = copy_to_tensor_model_parallel_region(at::stack(features), mesh_.tp()).unbind(0);
+  VisualRows whole{.rows = visual.rows, .embeddings = shared.back()};
+  shared.pop_back();
+  whole.deepstack = std::move(shared);
+  return whole.part(begin, count);
 }
 
 ResidualStream GPTModel::run_layer(std::size_t index,
@@ -190,11 +202,24 @@ ResidualStream GPTModel::recompute_layers(std::size_t first,
                                           std::size_t count,
                                           const ResidualStream& stream,
                                           const LayerContext& context) const {
+  // What images add in these layers has gradients, too: it goes in like the stream.
+  VisualRows images;
+  std::vector<at::Tensor> features;
+  for (auto i = first; context.visual != nullptr && i < first + count; ++i) {
+    const auto layer = static_cast<std::size_t>(stage_.layers[i]);
+    if (!context.visual->adds_to(stage_.layers[i])) continue;
+    images.rows = context.visual->rows;
+    images.deepstack.resize(layer + 1);
+    features.push_back(context.visual->deepstack[layer]);
+  }
+  const bool pending = stream.pending.defined();
   const auto layers = [this, first, count, batch = *context.batch, positions = context.positions,
-                       routes = context.routes,
-                       visual = context.visual != nullptr ? *context.visual : VisualRows{}](
-                          const std::vector<at::Tensor>& inputs) {
-    ResidualStream x{.sum = inputs[0], .pending = inputs.size() > 1 ? inputs[1] : at::Tensor()};
+                       routes = context.routes, images, pending,
+                       num_features = features.size()](const std::vector<at::Tensor>& inputs) {
+    ResidualStream x{.sum = inputs[0], .pending = pending ? inputs[1] : at::Tensor()};
+    auto visual = images;
+    std::copy(inputs.end() - static_cast<std::ptrdiff_t>(num_features), inputs.end(),
+              visual.deepstack.end() - static_cast<std::ptrdiff_t>(num_features));
     const LayerContext again{.batch = &batch,
                              .positions = positions,
                              .routes = routes,
@@ -203,7 +228,8 @@ ResidualStream GPTModel::recompute_layers(std::size_t first,
     return x.pending.defined() ? std::vector{x.sum, x.pending} : std::vector{x.sum};
   };
   std::vector<at::Tensor> inputs{stream.sum};
-  if (stream.pending.defined()) inputs.push_back(stream.pending);
+  if (pending) inputs.push_back(stream.pending);
+  inputs.insert(inputs.end(), features.begin(), features.end());
   const auto outputs = recompute(layers, inputs);
   return {.sum = outputs[0], .pending = outputs.size() > 1 ? outputs[1] : at::Tensor()};
 }

@@ -31,9 +31,14 @@ struct ModelOptions {
   // is up to three times as fast without it. kBitwise always has it.
   bool deterministic_mode = true;
   Recompute recompute{};
+  bool vision_tower = false;  // LayoutOptions: it is trained, or follows one that is
 
-  LayoutOptions layout() const { return {.alignment = alignment, .dtype = dtype}; }
+  LayoutOptions layout() const {
+    return {.alignment = alignment, .dtype = dtype, .vision_tower = vision_tower};
+  }
 };
+
+class VisionModel;  // models/vision
 
 class GPTModel {
  public:
@@ -43,12 +48,14 @@ class GPTModel {
            const ParallelState& mesh,
            StageSpec stage,
            ModelOptions options);
+  ~GPTModel();
   GPTModel(const GPTModel&) = delete;
   GPTModel& operator=(const GPTModel&) = delete;
 
   // `hidden` is the output of the stage before, undefined on the first. Returns the input of the
   // next stage, or on the last stage the normed hidden states: [tokens, hidden], this rank's part
-  // of the batch. `visual` are rows of images, SequencePartition::local(): without gradient.
+  // of the batch. `visual` are rows of images, SequencePartition::local(): with gradient where the
+  // chunk has the tower that made them.
   at::Tensor forward(const SequencePartition& batch,
                      const at::Tensor& hidden = {},
                      const Observer& observe = {},
@@ -105,6 +112,7 @@ class GPTModel {
   const ModelOptions& options() const { return options_; }
   const std::vector<int>& embedding_stages() const { return embedding_stages_; }
   const ParallelState& mesh() const { return mesh_; }
+  const VisionModel* vision() const { return vision_.get(); }  // null where the chunk has none
   Parameters& parameters() { return parameters_; }
   const Parameters& parameters() const { return parameters_; }
   std::vector<distckpt::LocalShard> sharded_state_dict() const {
@@ -136,6 +144,7 @@ class GPTModel {
   ModelSetup setup_;
   PositionEmbedding position_embedding_;
 
+  std::unique_ptr<VisionModel> vision_;
   std::optional<VocabParallelEmbedding> embedding_;
   std::vector<TransformerLayer> layers_;
   std::vector<MultiTokenPredictionLayer> predictions_;

@@ -34,8 +34,7 @@ std::vector<std::unique_ptr<GPTModel>> make_stage(const TransformerConfig& confi
   std::int64_t needed = 0;
   for (const auto& stage : stages) {
     for (const auto& spec :
-         parameter_layout(config, mesh.shape(), mesh.coordinates(), stage,
-                          {.alignment = options.alignment, .dtype = options.dtype}))
+         parameter_layout(config, mesh.shape(), mesh.coordinates(), stage, options.layout()))
       needed += spec.shape.product() * size_of(spec.dtype);
   }
   const auto room = free_memory(mesh.world().device());

@@ -418,6 +418,7 @@ void LLMEngine::reset_prefix_cache() {
   drain();
   scheduler_.preempt_all();
   blocks_.reset_prefix_cache();
+  if (options_.vision) options_.vision->forget();
 }
 
 void LLMEngine::sleep(int level) {

@@ -1,15 +1,44 @@
 #include "converter/bridge/carried_tensors.h"
 
+#include <algorithm>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "converter/families/megatron_links.h"
 #include "distckpt/base/error.h"
 
 namespace ferry::converter {
 
+bool holds_tower(const distckpt::Layout& mesh) {
+  return std::ranges::any_of(mesh.tensors(), [](const distckpt::TensorLayout& tensor) {
+    return tensor.name.starts_with(models::kVisionModel);
+  });
+}
+
+void add_held_tower(const models::TransformerConfig& config,
+                    const distckpt::Layout& mesh,
+                    std::vector<distckpt::ModelTensor>& tensors,
+                    distckpt::TensorMap& links) {
+  const auto tower = make_vision_map(config);
+  const auto first = static_cast<std::uint32_t>(tensors.size());
+  for (auto link : link_megatron(tower, mesh).links) {
+    link.model += first;
+    links.links.push_back(std::move(link));
+  }
+  tensors.insert(tensors.end(), tower.tensors.begin(), tower.tensors.end());
+}
+
 void add_carried_tensors(const Checkpoint& origin, Checkpoint& model) {
   const auto first = static_cast<distckpt::StorageId>(model.layout.storages().size());
   bool found = false;
+  std::set<std::string> held;  // of a tower that is trained
+  for (const auto& tensor : model.tensors) {
+    if (origin.map.is_carried(tensor.name)) held.insert(tensor.name);
+  }
   for (const auto& link : origin.links.links) {
     const auto& tensor = origin.tensors[link.model];
-    if (!origin.map.is_carried(tensor.name)) continue;
+    if (!origin.map.is_carried(tensor.name) || held.contains(tensor.name)) continue;
     require(link.scale < 0, ErrorKind::kUsage,
             "{}: is quantised, and no trained model is saved beside it", tensor.name);
     auto stored = origin.layout.tensor(link.stored);

@@ -1,5 +1,5 @@
-// Tensors that no rank of a mesh holds, a vision tower's: a model that is saved takes them out of
-// the files of the checkpoint that it was loaded from.
+// Tensors beside a model, a vision tower's. Those that no rank of a mesh holds are taken out of the
+// files of the checkpoint that it was loaded from; a tower that is trained is on ranks, as well.
 #pragma once
 
 #include <cstddef>
@@ -11,11 +11,24 @@
 #include "converter/open/checkpoint.h"
 #include "distckpt/execute/file_box_io.h"
 #include "distckpt/plan/box_io.h"
+#include "distckpt/plan/layout.h"
+#include "distckpt/plan/tensor_map.h"
+#include "models/spec/transformer_config.h"
 
 namespace ferry::converter {
 
-// Adds the carried tensors of `origin` to a model in memory, and the storages of `origin` behind
-// its own. Throws Error(kUsage) for one that is quantised.
+// True if ranks hold a tower, since it is trained.
+bool holds_tower(const distckpt::Layout& mesh);
+
+// Adds that tower's tensors to those of the model, and links them to the ranks' memory. Throws as
+// link_megatron does.
+void add_held_tower(const models::TransformerConfig& config,
+                    const distckpt::Layout& mesh,
+                    std::vector<distckpt::ModelTensor>& tensors,
+                    distckpt::TensorMap& links);
+
+// Adds the carried tensors of `origin` that a model in memory lacks, and the storages of `origin`
+// behind its own. Throws Error(kUsage) for one that is quantised.
 void add_carried_tensors(const Checkpoint& origin, Checkpoint& model);
 
 // Reads storages below `num_in_memory` out of `memory`, those behind them out of the files of

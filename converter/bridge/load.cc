@@ -6,6 +6,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "converter/bridge/carried_tensors.h"
 #include "converter/conversion_plan.h"
 #include "converter/families/megatron_links.h"
 #include "converter/optimizer/optimizer_tensors.h"
@@ -52,14 +53,18 @@ class LoadPlanner {
   LoadPlan plan() {
     const auto& own = checkpoint_.map;
     const auto config = options_.config.value_or(own.config);
-    const auto other = options_.vision_tower  ? make_vision_map(config)
-                       : config == own.config ? ModelMap{}
-                                              : make_model_map(config);
+    auto other = options_.vision_tower  ? make_vision_map(config)
+                 : config == own.config ? ModelMap{}
+                                        : make_model_map(config);
+    const bool trains_tower = !options_.vision_tower && holds_tower(mesh_.layout);
+    if (trains_tower != own.trains_tower && other.family == nullptr) other = own;
+    if (other.family != nullptr) other.trains_tower = trains_tower;
     const auto& model = other.family == nullptr ? own : other;
     const auto differ = difference(own.config, config, options_.new_head);
     source_ = checkpoint_.links;
     target_ = link_megatron(model, mesh_.layout);
     auto wanted = model.tensors;
+    if (trains_tower) add_held_tower(config, mesh_.layout, wanted, target_);
     const auto kinds = optimizer_kinds(mesh_.layout);
     link_optimizer(model, kinds, static_cast<std::uint32_t>(wanted.size()), mesh_.layout, target_);
     for (const auto& kind : kinds) {

@@ -96,9 +96,12 @@ Checkpoint describe_mesh(const MeshLayout& mesh, const SaveOptions& options) {
                    .map = make_model_map(options.config),
                    .tensors = {},
                    .layout = mesh.layout};
+  model.map.trains_tower = holds_tower(mesh.layout);
   model.links = link_megatron(model.map, model.layout, LinkedSide::kSource);
   check_padding(model, options.parallel);
   model.tensors = model.map.tensors;
+  if (model.map.trains_tower)
+    add_held_tower(options.config, mesh.layout, model.tensors, model.links);
   for (const auto& link : model.links.links) {
     if (link.copy == 0) model.tensors[link.model].dtype = model.layout.tensor(link.stored).dtype;
   }

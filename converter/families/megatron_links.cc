@@ -36,7 +36,10 @@ class Linker {
     for (std::uint32_t i = 0; i < layout.tensors().size(); ++i) {
       const auto& name = layout.tensor(i).name;
       const auto key = prefix.empty() ? language_model_key(name) : strip_wrappers(name);
-      const bool beside = !map.is_tower() && is_tower_key(*map.family, name);
+      const bool of_tower = strip_wrappers(name).starts_with(models::kVisionModel);
+      const bool beside = map.is_tower()
+                              ? !of_tower
+                              : is_tower_key(*map.family, name) || (map.trains_tower && of_tower);
       if (prefix.empty() ? is_training_state(key) || beside : !key.starts_with(prefix)) continue;
       const auto [_, added] = stored_.emplace(key, i);
       require(added, ErrorKind::kLayout, "{}: is there twice, with and without a prefix", name);

@@ -56,6 +56,8 @@ struct ModelMap {
   std::unordered_map<std::string, std::uint32_t> index{};  // of tensors, by name
   // Hugging Face tensors that repeat one of `tensors`: a tied head, a prediction layer's embedding.
   std::unordered_map<std::string, std::uint32_t> copies{};
+  // An optimizer has state of the vision tower's parameters, too, whose tensors are carried.
+  bool trains_tower = false;
 
   // The key that a writer gives it.
   const std::string& written_key(const MegatronTensor& tensor) const;

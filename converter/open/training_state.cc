@@ -44,6 +44,7 @@ class StateReader {
     }
     if (has_optimizer(checkpoint_)) {
       const auto form = form_of(common);
+      checkpoint_.map.trains_tower = has_state_of_tower();
       state_.first_tensor = static_cast<std::uint32_t>(checkpoint_.tensors.size());
       state_.optimizer = add_optimizer_tensors(torch_dist_, checkpoint_.map, state_.parallel, form,
                                                checkpoint_.layout, checkpoint_.links,
@@ -69,6 +70,15 @@ class StateReader {
   }
 
  private:
+  bool has_state_of_tower() const {
+    const auto of_tower = fmt::format(".{}", models::kVisionModel);
+    return checkpoint_.map.config.computes_vision() &&
+           std::ranges::any_of(checkpoint_.training_state, [&](const std::string& key) {
+             return key.find(kStatePrefix) != std::string::npos &&
+                    key.find(of_tower) != std::string::npos;
+           });
+  }
+
   // param_state_sharding_type, of one optimizer or of the first of several.
   static std::string form_of(PickleValue common) {
     const auto optimizer = common.find("optimizer");

@@ -157,6 +157,10 @@ class Adder {
     std::map<std::string, Shape, std::less<>> shapes;  // of the model's tensors
     for (const auto& tensor : layout_.tensors())
       shapes.emplace(models::strip_wrappers(tensor.name), tensor.shape);
+    if (map_.trains_tower) {
+      for (const auto& tensor : make_vision_map(map_.config).megatron)
+        shapes.emplace(tensor.key, tensor.shape);
+    }
     for (const auto& tensor : resolved.layout.tensors()) {
       auto key = models::strip_wrappers(tensor.name);
       strip_chain(key);
@@ -403,8 +407,8 @@ ModelMap optimizer_map(const ModelMap& map, std::string_view kind) {
   const auto name = [&](std::string_view key) {
     return fmt::format("{}{}.{}", kStatePrefix, kind, key);
   };
-  for (const auto& tensor : map.megatron) {
-    if (tensor.fp32) continue;  // kept by hand, not trained
+  const auto add = [&](const MegatronTensor& tensor) {
+    if (tensor.fp32) return;  // kept by hand, not trained
     const auto model = static_cast<std::uint32_t>(state.tensors.size());
     state.tensors.push_back({.name = name(single_key(tensor)),
                              .dtype = DType::kF32,
@@ -425,6 +429,10 @@ ModelMap optimizer_map(const ModelMap& map, std::string_view kind) {
       box.offset[0] = half * box.size[0];
       own.parts.push_back({.model = model, .model_box = box, .box = box});
     }
+  };
+  for (const auto& tensor : map.megatron) add(tensor);
+  if (map.trains_tower) {
+    for (const auto& tensor : make_vision_map(map.config).megatron) add(tensor);
   }
   return state;
 }

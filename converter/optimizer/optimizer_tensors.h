@@ -22,7 +22,8 @@ namespace ferry::converter {
 inline constexpr std::string_view kStatePrefix = "optimizer.state.";
 
 // The tensors of one kind as a model of their own: keys with "optimizer.state.<kind>." before them,
-// one tensor in Megatron's terms for each parameter that is trained. Routers' biases are not.
+// one tensor in Megatron's terms for each parameter that is trained. Routers' biases are not, a
+// vision tower may be.
 ModelMap optimizer_map(const ModelMap& map, std::string_view kind);
 
 // Links the optimizer's tensors in `layout`, kind after kind; the model's tensors that they are

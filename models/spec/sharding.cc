@@ -122,6 +122,24 @@ std::vector<int> embedding_stages(const TransformerConfig& config, const Paralle
   return stages;
 }
 
+namespace {
+
+// Throws unless all layers that add a feature of the tower lie beside it, as Megatron-Bridge does.
+void check_deepstack(const TransformerConfig& config, const StageSpec& stage) {
+  const auto features = std::ssize(config.vision->deepstack_visual_indexes);
+  const auto here =
+      std::ranges::count_if(stage.layers, [&](std::int64_t layer) { return layer < features; });
+  if (here == features) return;
+  throw Error(ErrorKind::kUsage,
+              fmt::format("the vision tower is trained on the first stage, whose first chunk has "
+                          "{} of the {} layers that add what it gives",
+                          here, features),
+              "choose fewer stages or chunks, num_layers_in_first_pipeline_stage, or "
+              "freeze_vision_tower=true");
+}
+
+}  // namespace
+
 std::vector<ParameterSpec> parameter_layout(const TransformerConfig& config,
                                             const MeshShape& mesh,
                                             const MeshCoordinates& at,
@@ -142,6 +160,10 @@ std::vector<ParameterSpec> parameter_layout(const TransformerConfig& config,
     add({{.stage = Stage::kFirst, .table = &kEmbeddingSection}});
     specs.back().replica_id[0] = copy;
   };
+  if (options.vision_tower && stage.pre_process && config.computes_vision()) {
+    check_deepstack(config, stage);
+    specs = vision_layout(config, mesh, at, options);
+  }
   if (holds_embedding) add_embedding(0);
   for (const auto layer : stage.layers) add(layer_sections(config, layer));
   if (!stage.mtp.empty() && !holds_embedding) {

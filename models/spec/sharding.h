@@ -46,6 +46,9 @@ struct ParameterSpec {
 struct LayoutOptions {
   Alignment alignment = Alignment::kFast;
   distckpt::DType dtype = distckpt::DType::kBF16;  // of everything but a router's bias
+  // The stage that has the embedding also has the vision tower, of a model whose tower is computed:
+  // to train it.
+  bool vision_tower = false;
 };
 
 // How tensor parallel ranks cut a parameter: into equal pieces of dimension `dim` of each of
@@ -87,7 +90,7 @@ std::vector<StageSpec> stage_chunks(const TransformerConfig& config,
 std::vector<int> embedding_stages(const TransformerConfig& config, const ParallelConfig& parallel);
 
 // The parameters that a rank holds of one chunk, in the order of the modules. Throws Error(kUsage)
-// if the model cannot be split so.
+// if the model cannot be split so, or its vision tower not be trained on such stages.
 std::vector<ParameterSpec> parameter_layout(const TransformerConfig& config,
                                             const MeshShape& mesh,
                                             const MeshCoordinates& at,

@@ -11,7 +11,7 @@ at::Tensor VisualRows::embed(const at::Tensor& embedded) const {
 }
 
 VisualRows VisualRows::select(const at::Tensor& places, const at::Tensor& chosen) const {
-  if (places.size(0) == 0) return {};
+  if (places.size(0) == 0 && !embeddings.requires_grad()) return {};
   const auto of = [&](const at::Tensor& all) { return all.index_select(0, chosen); };
   VisualRows some{.rows = places, .embeddings = of(embeddings)};
   for (const auto& features : deepstack) some.deepstack.push_back(of(features));

@@ -22,7 +22,9 @@ struct VisualRows {
   at::Tensor add(std::int64_t layer, const at::Tensor& hidden) const;
   // Some of the images' rows, whose places among the step's rows are `places`.
   VisualRows select(const at::Tensor& places, const at::Tensor& chosen) const;
-  // Rows [begin, begin + count) of the step alone, which count from `begin` there.
+  // Rows [begin, begin + count) of the step alone, which count from `begin` there. If the images
+  // have gradients there may be no row, and still they are any(): all ranks take part in the
+  // backward.
   VisualRows part(std::int64_t begin, std::int64_t count) const;
   bool adds_to(std::int64_t layer) const {
     return any() && layer < static_cast<std::int64_t>(deepstack.size());

@@ -10,6 +10,8 @@
 #include "models/distributed/world.h"
 #include "models/kernels/product/linear.h"
 #include "models/spec/sharding.h"
+#include "models/transformer/recompute.h"
+#include "models/vision/vision_functions.h"
 
 namespace ferry::models {
 
@@ -17,6 +19,11 @@ namespace ferry::models {
 struct PatchPlaces {
   at::Tensor row{}, column{};    // [patches], int64
   at::Tensor height{}, width{};  // [patches], int64: of the patch's image
+};
+
+// Of each patch: [patches, 1, channels], fp32.
+struct Rotation {
+  at::Tensor cos{}, sin{};
 };
 
 namespace {
@@ -66,11 +73,11 @@ Taps taps_of(const at::Tensor& index, const at::Tensor& size, std::int64_t side)
 }
 
 // A rotation in fp32 of x [patches, heads, dim], rounded once.
-at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
+at::Tensor rotate(const at::Tensor& x, const Rotation& by) {
   const auto wide = x.to(at::kFloat);
   const auto half = wide.size(-1) / 2;
   const auto turned = at::cat({-wide.slice(-1, half), wide.slice(-1, 0, half)}, -1);
-  return (wide * cos + turned * sin).to(x.scalar_type());
+  return (wide * by.cos + turned * by.sin).to(x.scalar_type());
 }
 
 // Attention of a frame's patches [1, heads, patches, dim] to each other, which is added to
@@ -82,10 +89,7 @@ void attend_frame(const at::Tensor& query,
   const auto dim = query.size(-1);
   const auto scale = std::pow(static_cast<double>(dim), -0.5);
   if (query.is_cuda() && query.scalar_type() == at::kBFloat16 && dim % kFlashChannels == 0) {
-    const auto all = at::_scaled_dot_product_flash_attention(query, key, value, /*dropout_p=*/0.0,
-                                                             /*is_causal=*/false,
-                                                             /*return_debug_mask=*/false, scale);
-    attended.push_back(std::get<0>(all).transpose(1, 2));
+    attended.push_back(flash_attention_of_frame(query, key, value, scale));
     return;
   }
   const auto keys = key.transpose(2, 3);
@@ -103,13 +107,38 @@ VisionModel::VisionModel(const TransformerConfig& config,
                          const ParallelState& mesh,
                          distckpt::DType dtype,
                          Alignment alignment)
-    : config_(config),
-      mesh_(mesh),
-      alignment_(alignment),
-      parameters_(
-          vision_layout(
-              config, mesh.shape(), mesh.coordinates(), {.alignment = alignment, .dtype = dtype}),
-          mesh.world().device()) {
+    : VisionModel(config,
+                  mesh,
+                  alignment,
+                  make_parameters(config, mesh, {.alignment = alignment, .dtype = dtype})) {
+  own_->check_all_taken();
+}
+
+VisionModel::VisionModel(const TransformerConfig& config,
+                         const ParallelState& mesh,
+                         Alignment alignment,
+                         Parameters& parameters)
+    : config_(config), mesh_(mesh), alignment_(alignment) {
+  take_all(parameters);
+}
+
+VisionModel::VisionModel(const TransformerConfig& config,
+                         const ParallelState& mesh,
+                         Alignment alignment,
+                         std::unique_ptr<Parameters> own)
+    : VisionModel(config, mesh, alignment, *own) {
+  own_ = std::move(own);
+}
+
+std::unique_ptr<Parameters> VisionModel::make_parameters(const TransformerConfig& config,
+                                                         const ParallelState& mesh,
+                                                         const LayoutOptions& options) {
+  return std::make_unique<Parameters>(
+      vision_layout(config, mesh.shape(), mesh.coordinates(), options), mesh.world().device());
+}
+
+void VisionModel::take_all(Parameters& parameters) {
+  const auto& config = config_;
   require(config.vision.has_value(), ErrorKind::kLayout,
           "models of the family {} have no vision tower that is computed", config.family);
   const auto& vision = *config.vision;
@@ -124,37 +153,41 @@ VisionModel::VisionModel(const TransformerConfig& config,
           vision.hidden_size, vision.num_heads, vision.num_position_embeddings,
           vision.out_hidden_size, config.hidden_size);
   const std::string base(kVisionModel);
-  patch_embed_ = take_linear(base + "patch_embed.proj");
-  pos_embed_ = parameters_.take(base + "pos_embed.weight");
+  patch_embed_ = take_linear(parameters, base + "patch_embed.proj");
+  pos_embed_ = parameters.take(base + "pos_embed.weight");
   for (std::int64_t i = 0; i < vision.depth; ++i) {
     const auto prefix = fmt::format("{}{}{}.", base, kDecoderLayers, i);
-    blocks_.push_back({.norm1 = take_norm(prefix + "self_attention.linear_qkv.layer_norm", "_"),
-                       .norm2 = take_norm(prefix + "mlp.linear_fc1.layer_norm", "_"),
-                       .qkv = take_linear(prefix + "self_attention.linear_qkv"),
-                       .proj = take_linear(prefix + "self_attention.linear_proj"),
-                       .fc1 = take_linear(prefix + "mlp.linear_fc1"),
-                       .fc2 = take_linear(prefix + "mlp.linear_fc2")});
+    blocks_.push_back(
+        {.norm1 = take_norm(parameters, prefix + "self_attention.linear_qkv.layer_norm", "_"),
+         .norm2 = take_norm(parameters, prefix + "mlp.linear_fc1.layer_norm", "_"),
+         .qkv = take_linear(parameters, prefix + "self_attention.linear_qkv"),
+         .proj = take_linear(parameters, prefix + "self_attention.linear_proj"),
+         .fc1 = take_linear(parameters, prefix + "mlp.linear_fc1"),
+         .fc2 = take_linear(parameters, prefix + "mlp.linear_fc2")});
   }
-  merger_ = take_merger(base + "merger.", false);
+  merger_ = take_merger(parameters, base + "merger.", false);
   for (std::size_t i = 0; i < vision.deepstack_visual_indexes.size(); ++i)
     deepstack_.push_back(
-        take_merger(fmt::format("{}decoder.deepstack_merger_list.{}.", base, i), true));
-  parameters_.check_all_taken();
+        take_merger(parameters, fmt::format("{}decoder.deepstack_merger_list.{}.", base, i), true));
 }
 
-VisionModel::Linear VisionModel::take_linear(const std::string& name) {
-  return {.weight = parameters_.take(name + ".weight"), .bias = parameters_.take(name + ".bias")};
+VisionModel::Linear VisionModel::take_linear(Parameters& parameters, const std::string& name) {
+  return {.weight = parameters.take(name + ".weight"), .bias = parameters.take(name + ".bias")};
 }
 
-VisionModel::Norm VisionModel::take_norm(const std::string& name, const char* separator) {
-  return {.weight = parameters_.take(name + separator + "weight"),
-          .bias = parameters_.take(name + separator + "bias")};
+VisionModel::Norm VisionModel::take_norm(Parameters& parameters,
+                                         const std::string& name,
+                                         const char* separator) {
+  return {.weight = parameters.take(name + separator + "weight"),
+          .bias = parameters.take(name + separator + "bias")};
 }
 
-VisionModel::Merger VisionModel::take_merger(const std::string& prefix, bool over_token) {
-  return {.norm = take_norm(prefix + "patch_norm", "."),
-          .fc1 = take_linear(prefix + "linear_fc1"),
-          .fc2 = take_linear(prefix + "linear_fc2"),
+VisionModel::Merger VisionModel::take_merger(Parameters& parameters,
+                                             const std::string& prefix,
+                                             bool over_token) {
+  return {.norm = take_norm(parameters, prefix + "patch_norm", "."),
+          .fc1 = take_linear(parameters, prefix + "linear_fc1"),
+          .fc2 = take_linear(parameters, prefix + "linear_fc2"),
           .over_token = over_token};
 }
 
@@ -170,21 +203,21 @@ at::Tensor VisionModel::position_embeddings(const PatchPlaces& places) const {
   const auto columns = taps_of(places.column, places.width, side);
   const auto indices = (rows.places.unsqueeze(2) * side + columns.places.unsqueeze(1)).flatten(1);
   const auto weights = (rows.weights.unsqueeze(2) * columns.weights.unsqueeze(1)).flatten(1);
-  return (at::embedding(pos_embed_, indices) * weights.unsqueeze(2)).sum(1);
+  // In fp32, too, so that the gradient of a place is added up and then rounded.
+  return (at::embedding(pos_embed_.to(at::kFloat), indices) * weights.unsqueeze(2)).sum(1);
 }
 
 // Each frame of each image by itself.
 at::Tensor VisionModel::attend(const Block& block,
                                const at::Tensor& normed,
-                               const at::Tensor& cos,
-                               const at::Tensor& sin,
+                               const Rotation& rotation,
                                std::span<const ImageGrid> grids) const {
   const auto heads = config_.vision->num_heads;
   const auto patches = normed.size(0);
   const auto parts = apply(normed, block.qkv).reshape({patches, 3, heads, -1}).unbind(1);
   const auto by_heads = [](const at::Tensor& x) { return x.transpose(0, 1).unsqueeze(0); };
-  const auto query = by_heads(rotate(parts[0], cos, sin));
-  const auto key = by_heads(rotate(parts[1], cos, sin));
+  const auto query = by_heads(rotate(parts[0], rotation));
+  const auto key = by_heads(rotate(parts[1], rotation));
   const auto value = by_heads(parts[2]);
   std::vector<at::Tensor> attended;
   std::int64_t begin = 0;
@@ -207,9 +240,20 @@ at::Tensor VisionModel::merge(const at::Tensor& x, const Merger& merger) const {
   return apply(at::gelu(apply(normed, merger.fc1)), merger.fc2);
 }
 
+at::Tensor VisionModel::run_block(const Block& block,
+                                  const at::Tensor& x,
+                                  const Rotation& rotation,
+                                  std::span<const ImageGrid> grids) const {
+  const auto norm = [&](const at::Tensor& of, const Norm& layer) {
+    return at::layer_norm(of, {of.size(1)}, layer.weight, layer.bias, kNormEpsilon);
+  };
+  const auto y = x + attend(block, norm(x, block.norm1), rotation, grids);
+  return y + apply(at::gelu(apply(norm(y, block.norm2), block.fc1), "tanh"), block.fc2);
+}
+
 ImageFeatures VisionModel::forward(const at::Tensor& pixel_values,
                                    std::span<const ImageGrid> grids) const {
-  const at::NoGradGuard no_grad;
+  const at::AutoGradMode grad(at::GradMode::is_enabled() && own_ == nullptr);
   const auto& vision = *config_.vision;
   std::int64_t patches = 0;
   for (const auto& grid : grids) {
@@ -227,11 +271,9 @@ ImageFeatures VisionModel::forward(const at::Tensor& pixel_values,
           ErrorKind::kUsage, "pixel_values are {} x {}, expected {} patches of {}",
           pixel_values.size(0), pixel_values.dim() > 1 ? pixel_values.size(1) : 0, patches,
           vision.in_channels * frames * size * size);
-  auto x =
-      at::conv3d(
-          pixel_values.to(pos_embed_.options()).view({-1, vision.in_channels, frames, size, size}),
-          patch_embed_.weight, patch_embed_.bias, {frames, size, size})
-          .view({-1, vision.hidden_size});
+  auto x = patch_embed(pixel_values.to(pos_embed_.device(), pos_embed_.scalar_type())
+                           .view({-1, vision.in_channels, frames, size, size}),
+                       patch_embed_.weight, patch_embed_.bias);
   const auto places = places_of(grids, vision.spatial_merge_size, x.device());
   x = x + position_embeddings(places).to(x.scalar_type());
   const auto dim = vision.hidden_size / vision.num_heads / 2;  // of each of both axes
@@ -244,18 +286,18 @@ ImageFeatures VisionModel::forward(const at::Tensor& pixel_values,
   };
   const auto of_both = at::cat({angles(places.row), angles(places.column)}, 1);
   const auto all = at::cat({of_both, of_both}, 1).unsqueeze(1);  // [patches, 1, channels]
-  const auto cos = all.cos();
-  const auto sin = all.sin();
+  const Rotation rotation{.cos = all.cos(), .sin = all.sin()};
 
   ImageFeatures features;
-  const auto norm = [&](const at::Tensor& of, const Norm& layer) {
-    return at::layer_norm(of, {vision.hidden_size}, layer.weight, layer.bias, kNormEpsilon);
-  };
   const auto& deep = vision.deepstack_visual_indexes;
+  const std::vector<ImageGrid> of_images(grids.begin(), grids.end());
   for (std::size_t i = 0; i < blocks_.size(); ++i) {
-    const auto& block = blocks_[i];
-    x = x + attend(block, norm(x, block.norm1), cos, sin, grids);
-    x = x + apply(at::gelu(apply(norm(x, block.norm2), block.fc1), "tanh"), block.fc2);
+    x = recompute(
+            [this, i, rotation, of_images](const std::vector<at::Tensor>& inputs) {
+              return std::vector{run_block(blocks_[i], inputs[0], rotation, of_images)};
+            },
+            {x})
+            .front();
     const auto found = std::ranges::find(deep, static_cast<std::int64_t>(i));
     if (found != deep.end())
       features.deepstack.push_back(

@@ -12,9 +12,9 @@ void VisionEncoder::load() {
   if (!tower_) tower_ = load_();
 }
 
-void VisionEncoder::replace(std::unique_ptr<models::VisionModel> tower) {
+void VisionEncoder::replace(Tower tower) {
   tower_ = std::move(tower);
-  cache_.clear();
+  forget();
 }
 
 models::ImageFeatures VisionEncoder::features(const VisualPrompt& prompt) {

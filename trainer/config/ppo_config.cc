@@ -125,6 +125,7 @@ void list(ConfigTable& table, ActorConfig& c) {
       "recompute_old_log_prob", c.recompute_old_log_prob,
       "true: the actor computes old_log_prob; false: take the rollout's, which needs a synchronous "
       "bitwise run, where they are the same bytes; auto: take the rollout's in such a run");
+  list_vision_tower(table, c.megatron);
   auto& loss = c.policy_loss;
   table.section(kActorSection + ".policy_loss", "The loss of the policy");
   table.add("loss_mode", loss.loss_mode, "loss of the policy");
@@ -224,6 +225,7 @@ void list(ConfigTable& table, CriticConfig& c) {
             at_least(0));
   table.add("loss_agg_mode", c.loss_agg_mode, "not set: the actor's");
   table.add("loss_scale_factor", c.loss_scale_factor, "not set: the actor's", above(0));
+  list_vision_tower(table, c.megatron);
   list_model(table, "critic.model",
              "The model that the critic starts from; without path, " + kActorModel, c.model);
   list_trained(table, "critic", true, c.megatron, c.optim, c.profiler);

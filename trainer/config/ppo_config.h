@@ -94,7 +94,7 @@ struct ActorConfig {              // actor_rollout_ref.actor
 struct RefConfig {  // actor_rollout_ref.ref
   std::vector<int> ranks{};
   LogProbConfig log_prob{};
-  EngineConfig megatron{};
+  EngineConfig megatron{.freeze_vision_tower = true};
   bool operator==(const RefConfig&) const = default;
 };
 
@@ -188,7 +188,7 @@ struct RewardConfig {   // reward_model
   bool use_dynamic_bsz = true;
   std::optional<int> max_token_len_per_gpu{};
   std::optional<int> micro_batch_size_per_gpu{};
-  EngineConfig megatron{};
+  EngineConfig megatron{.freeze_vision_tower = true};
   std::string command{};  // a program that scores, instead of the rules: docs/training/rewards.md
   int command_timeout = 60;         // seconds
   int command_start_timeout = 300;  // of its first answer

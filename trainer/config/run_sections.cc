@@ -120,6 +120,12 @@ void list_load_balancing(ConfigTable& table, EngineConfig& c) {
             at_least(0));
 }
 
+void list_vision_tower(ConfigTable& table, EngineConfig& c) {
+  table.add("freeze_vision_tower", c.freeze_vision_tower,
+            "true: the vision tower of a model that sees images is not trained; false: it learns "
+            "with the language model");
+}
+
 void list(ConfigTable& table, std::string section, OptimConfig& c) {
   table.section(std::move(section), "Adam and its schedules, in steps");
   table.add("lr", c.lr, "learning rate after the warm-up", above(0));

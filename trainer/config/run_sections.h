@@ -33,6 +33,7 @@ struct EngineConfig {
   std::optional<models::Recompute::Method> recompute_method{};
   std::optional<int> recompute_num_layers{};
   bool grad_reduce_in_fp32 = true;
+  bool freeze_vision_tower = false;  // of a role that does not learn it is true
   std::vector<LoadBalancingType> moe_router_load_balancing_type{LoadBalancingType::kNone};
   std::vector<double> moe_aux_loss_coeff{};
   double moe_z_loss_coeff = 0;
@@ -151,5 +152,7 @@ void list_mesh(ConfigTable& table, std::string section, std::string help, Engine
 void list_tokenizer(ConfigTable& table, ModelConfig& c);
 void list_training(ConfigTable& table, EngineConfig& c);
 void list_load_balancing(ConfigTable& table, EngineConfig& c);
+// The key of a role that learns, wherever verl has it.
+void list_vision_tower(ConfigTable& table, EngineConfig& c);
 
 }  // namespace ferry::trainer

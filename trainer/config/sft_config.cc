@@ -44,6 +44,7 @@ ConfigTable table_of(SftConfig& config) {
   list_mesh(table, "engine", "The mesh of ranks, and time traded for memory", config.engine);
   list_training(table, config.engine);
   list_load_balancing(table, config.engine);
+  list_vision_tower(table, config.engine);
   table.add_auto("grad_offload", config.engine.grad_offload,
                  "give the gradients' memory away while the run validates; auto: false, since "
                  "training needs it anyway");

@@ -35,6 +35,17 @@ std::unique_ptr<LoadBalancing> load_balancing(const models::TransformerConfig& c
   return std::make_unique<LoadBalancing>(config, mesh, balancing);
 }
 
+// Throws unless the checkpoint has the tower that is to be trained.
+void require_tower(const converter::Checkpoint& origin) {
+  const bool there = std::ranges::any_of(
+      origin.tensors, [&](const auto& tensor) { return origin.map.is_carried(tensor.name); });
+  if (there) return;
+  throw Error(ErrorKind::kUsage,
+              fmt::format("{}: is a model that sees, without its vision tower",
+                          origin.location.folder.string()),
+              "train the language model alone with freeze_vision_tower=true");
+}
+
 }  // namespace
 
 MegatronEngine::MegatronEngine(models::World& world, MegatronEngineOptions options)
@@ -43,6 +54,8 @@ MegatronEngine::MegatronEngine(models::World& world, MegatronEngineOptions optio
       mesh_(world, options_.engine.parallel, name_of(options_.role), options_.ranks),
       config_(options_.value_head ? converter::with_value_head(origin().map.config)
                                   : origin().map.config),
+      trains_vision_(options_.training && !options_.engine.freeze_vision_tower &&
+                     config_.computes_vision()),
       advice_(options_.memory,
               options_.engine,
               {config_, options_.engine, mesh_.shape(), mesh_.coordinates(), options_.memory.dtypes,
@@ -53,10 +66,13 @@ MegatronEngine::MegatronEngine(models::World& world, MegatronEngineOptions optio
               !options_.training,
           ErrorKind::kUsage,
           "dtype float16 trains on the host alone: on a GPU it is bfloat16 or float32");
+  if (trains_vision_) require_tower(origin());
+  auto of_model = model_options(options_.engine);
+  of_model.vision_tower = trains_vision_;
   models::choose_host_threads(world, config_);
   allocate("the parameters", memory.parameters, 0, [&] {
     owned_chunks_ = models::make_stage(
-        config_, mesh_, model_options(options_.engine),
+        config_, mesh_, of_model,
         fmt::format("{0}.tensor_model_parallel_size, {0}.pipeline_model_parallel_size, "
                     "{0}.expert_model_parallel_size",
                     options_.memory.engine));
@@ -138,6 +154,9 @@ TrainingCheckpoint MegatronEngine::checkpoint_at(const std::filesystem::path& ro
 
 std::unique_ptr<rollout::VisionEncoder> MegatronEngine::make_vision_encoder(
     const rollout::ImageProcessorConfig& config) const {
+  if (trains_vision_)
+    return std::make_unique<rollout::VisionEncoder>(
+        [this] { return rollout::part_of_model(chunks_.front()->vision()); }, config);
   auto encoder = std::make_unique<rollout::VisionEncoder>(
       [this] {
         return converter::make_vision_model(config_, mesh_, options_.engine.dtype,

@@ -79,8 +79,8 @@ class MegatronEngine {
   TrainingCheckpoint checkpoint_at(const std::filesystem::path& root) const;  // of another run
   Offload& offload() const { return *offload_; }
   StepReport optimizer_step();
-  // The vision tower, which is not trained, for images that `config` says how to read; loaded from
-  // the origin when it is first used. The engine outlives it.
+  // The vision tower for images that `config` says how to read: the model's own if it is trained,
+  // else loaded from the origin when it is first used. The engine outlives it.
   std::unique_ptr<rollout::VisionEncoder> make_vision_encoder(
       const rollout::ImageProcessorConfig& config) const;
   // moe/load_max and others of the last step's batch; none for a model without experts.
@@ -105,6 +105,7 @@ class MegatronEngine {
   models::World& world_;
   models::ParallelState mesh_;
   models::TransformerConfig config_;
+  bool trains_vision_;
   MemoryAdvice advice_;
   std::vector<std::unique_ptr<models::GPTModel>> owned_chunks_;
   std::vector<models::GPTModel*> chunks_;

@@ -32,7 +32,8 @@ models::ModelOptions model_options(const EngineConfig& config) {
   return {.alignment = config.alignment,
           .dtype = config.dtype,
           .sequence_parallel = config.uses_sequence_parallel(),
-          .recompute = config.recompute()};
+          .recompute = config.recompute(),
+          .vision_tower = !config.freeze_vision_tower};
 }
 
 LoadBalancingConfig load_balancing_config(const EngineConfig& config) {

@@ -74,6 +74,16 @@ PickleValue entry(PickleValue dict, const char* key, const converter::Checkpoint
   return *found;
 }
 
+// Throws unless the run that goes on trains the vision tower as the one that saved did.
+void require_same_tower(const converter::Checkpoint& checkpoint, bool trained) {
+  if (checkpoint.map.trains_tower == trained) return;
+  throw Error(ErrorKind::kUsage,
+              fmt::format("{}: its vision tower was {}trained, and would {}be now",
+                          checkpoint.location.folder.string(), trained ? "not " : "",
+                          trained ? "" : "not "),
+              fmt::format("go on with freeze_vision_tower={}", trained));
+}
+
 }  // namespace
 
 TrainingCheckpoint::TrainingCheckpoint(models::World& world,
@@ -215,6 +225,9 @@ Resumed TrainingCheckpoint::load(std::optional<std::int64_t> iteration) {
     require(checkpoint.training.has_value() && !checkpoint.training->param_groups.empty(),
             ErrorKind::kLayout, "{}: holds no training run, only a model",
             checkpoint.location.folder.string());
+    const auto& model = *chunks_.front();
+    require_same_tower(checkpoint,
+                       model.options().vision_tower && model.config().computes_vision());
     const auto memory = models::make_memory_sink(layout.layout);
     (void)converter::load(checkpoint, layout, *memory,
                           {.config = chunks_.front()->config(),

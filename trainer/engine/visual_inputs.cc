@@ -28,6 +28,8 @@ VisualFunction visual_function(const VisualInputs& visual,
   return
       [&visual, &chunks, batches, parts](std::size_t chunk, std::size_t i) -> models::VisualRows {
         if (!takes_images(chunks[chunk]->config(), chunks[chunk]->stage())) return {};
+        const bool trained = chunks[chunk]->vision() != nullptr;
+        if (trained) visual.vision->forget();  // what other weights gave
         const auto& ends = batches[i].cu_seqlens();
         rollout::VisualStep step;
         for (std::size_t j = 0; j < parts[i].size(); ++j) {
@@ -35,6 +37,7 @@ VisualFunction visual_function(const VisualInputs& visual,
           if (images != nullptr)
             step.add(*images, *visual.vision, 0, ends[j + 1] - ends[j], ends[j]);
         }
+        if (trained) visual.vision->forget();  // the pass alone keeps what its backward needs
         return batches[i].local(step.rows());
       };
 }

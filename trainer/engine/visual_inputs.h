@@ -1,6 +1,6 @@
-// Images of sequences that pass through a model which is trained: the tower runs without gradient,
-// prompt by prompt, when a micro-batch comes to a stage that takes what it gives, and nothing is
-// held longer than the pass needs it.
+// Images of sequences that pass through a model which is trained: the tower runs prompt by prompt,
+// with gradient if it is trained, when a micro-batch comes to a stage that takes what it gives, and
+// nothing is held longer than the pass needs it.
 #pragma once
 
 #include <cstddef>

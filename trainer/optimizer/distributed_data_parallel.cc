@@ -127,7 +127,8 @@ void DistributedDataParallel::accumulated(std::size_t buffer, std::size_t bucket
   auto& progress = progress_[buffer];
   if (!progress.last_backward) return;
   --progress.missing[bucket];
-  // The embedding may get gradients in two places: it waits for the end.
+  // The embedding may get gradients in two places, and a vision tower, whose leaves come behind it,
+  // from each prompt of a micro-batch: they wait for the end.
   auto& buckets = buffers_[buffer].buckets();
   while (progress.next < buckets.size() && progress.missing[progress.next] == 0 &&
          !is_embedding(spec(buffer, buckets[progress.next].slots().front()))) {

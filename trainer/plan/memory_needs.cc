@@ -43,9 +43,25 @@ std::int64_t bytes_of_vision(const models::TransformerConfig& config,
       1 + static_cast<std::int64_t>(config.vision->deepstack_visual_indexes.size());
   std::int64_t bytes =
       kHeldImageTokens * num_features * config.hidden_size * distckpt::size_of(layout.dtype);
+  if (layout.vision_tower && config.computes_vision()) return bytes;
   for (const auto& spec : models::vision_layout(config, mesh, at, layout))
     bytes += spec.shape.product() * distckpt::size_of(spec.dtype);
   return bytes;
+}
+
+// Of a token's patches: the inputs of the blocks, each of which is computed again, what one block
+// keeps then, with its gradients, and what the mergers keep.
+std::int64_t vision_activations(const models::TransformerConfig& config, distckpt::DType dtype) {
+  constexpr std::int64_t kInBlock = 12;    // norms, queries, keys, values, results, sums
+  constexpr std::int64_t kInRotation = 4;  // fp32
+  const auto& vision = *config.vision;
+  const auto size = distckpt::size_of(dtype);
+  const auto hidden = vision.merged_size();
+  const auto ffn = vision.intermediate_size * hidden / vision.hidden_size;
+  const auto mergers = 1 + static_cast<std::int64_t>(vision.deepstack_visual_indexes.size());
+  return (vision.depth * hidden + 2 * (kInBlock * hidden + 2 * ffn)) * size +
+         kInRotation * hidden * std::int64_t{sizeof(float)} +
+         mergers * (3 * hidden + config.hidden_size) * size;
 }
 
 }  // namespace
@@ -66,7 +82,9 @@ ModelOnRank::ModelOnRank(models::TransformerConfig config,
     : config_(std::move(config)),
       mesh_(mesh),
       at_(at),
-      layout_{.alignment = engine.alignment, .dtype = engine.dtype},
+      layout_{.alignment = engine.alignment,
+              .dtype = engine.dtype,
+              .vision_tower = !engine.freeze_vision_tower},
       recompute_(engine.recompute()),
       sequence_parallel_(engine.uses_sequence_parallel()),
       on_host_(on_host),
@@ -78,7 +96,11 @@ ModelOnRank::ModelOnRank(models::TransformerConfig config,
   }
   const bool takes =
       std::ranges::any_of(stages_, [&](const auto& stage) { return takes_images(config_, stage); });
-  if (takes) vision_bytes_ = bytes_of_vision(config_, mesh_, at_, layout_);
+  if (takes) {
+    vision_bytes_ = bytes_of_vision(config_, mesh_, at_, layout_);
+    if (layout_.vision_tower && config_.computes_vision())
+      vision_activation_bytes_ = vision_activations(config_, layout_.dtype);
+  }
   if (engine.optimizer_offload.value_or(false) && !on_host_) {
     memory_.on_host = memory_.optimizer;
     memory_.optimizer = std::min(memory_.on_host, models::kMaxStagingBytes);
@@ -139,6 +161,7 @@ BatchBytes batch_bytes(const ModelOnRank& model,
     }
     if (!step.forward) kept -= of_chunk[step.chunk];
   }
+  bytes.activations += std::min(largest.tokens, kHeldImageTokens) * model.vision_activation_bytes();
   return bytes;
 }
 

@@ -44,9 +44,11 @@ class ModelOnRank {
   std::int64_t largest_leaf(std::size_t chunk) const {  // bytes
     return largest_leaves_[chunk];
   }
-  // A vision tower and the features that it holds, on a rank that takes images: it has them from
-  // the first prompt with an image on.
+  // The features that a vision tower holds on a rank that takes images, from the first prompt with
+  // an image on, and the tower, if it is not one of the parameters.
   std::int64_t vision_bytes() const { return vision_bytes_; }
+  // The backward pass of a tower that is trained needs so much of a token of an image.
+  std::int64_t vision_activation_bytes() const { return vision_activation_bytes_; }
   const models::LayoutOptions& layout() const { return layout_; }
 
  private:
@@ -61,6 +63,7 @@ class ModelOnRank {
   std::vector<std::int64_t> largest_leaves_;
   models::ModelMemory memory_;
   std::int64_t vision_bytes_ = 0;
+  std::int64_t vision_activation_bytes_ = 0;
 };
 
 // A rank's part of a pack.
@@ -80,7 +83,8 @@ struct BatchBytes {
 };
 
 // The most that the passes of a batch need at once, as if every token were learned from: batches on
-// their way, a backward pass in its layer, the loss; not oneDNN's 10 KiB to 2 MiB a host thread.
+// their way, a backward pass in its layer, the loss, up to kHeldImageTokens in a tower that is
+// trained; not oneDNN's 10 KiB to 2 MiB a host thread.
 // Experts are taken to have equal shares.
 BatchBytes batch_bytes(const ModelOnRank& model,
                        const models::Recompute& recompute,

@@ -124,7 +124,7 @@ void add_role(PhaseBytes& bytes,
   const auto add = [&](std::int64_t PhaseBytes::*part, std::int64_t size, bool rests) {
     (rests ? bytes.host : bytes.*part) += size;
   };
-  // A tower is frozen, and never rests.
+  // A tower that is frozen never rests.
   bytes.weights += model.vision_bytes();
   const bool copied = setup.rollout && !setup.rollout->shares_memory;
   add(&PhaseBytes::weights, memory.parameters,

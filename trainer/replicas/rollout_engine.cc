@@ -42,7 +42,9 @@ RolloutEngine make_rollout(models::World& world,
   if (const auto& reader = encoder.image_reader()) {
     const auto& of_actor = config.actor.megatron;
     vision = std::make_shared<rollout::VisionEncoder>(
-        [&mesh, &origin, dtype = of_actor.dtype, alignment = of_actor.alignment] {
+        [&mesh, &origin, own = made.model->vision(), dtype = of_actor.dtype,
+         alignment = of_actor.alignment]() -> rollout::VisionEncoder::Tower {
+          if (own != nullptr) return rollout::part_of_model(own);
           return converter::make_vision_model(origin.map.config, mesh, dtype, alignment, origin);
         },
         reader->config);

@@ -4,9 +4,8 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include <mutex>
-
 #include "distckpt/base/error.h"
+#include "models/kernels/attention/deterministic_algorithms.h"
 #include "models/kernels/attention/eager_attention_cuda.h"
 
 namespace ferry::models {
@@ -14,38 +13,6 @@ namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-
-// Makes ATen's algorithms deterministic for its lifetime, which is an option of the whole process.
-class DeterministicAlgorithms {
- public:
-  explicit DeterministicAlgorithms(bool wanted) : lock_(mutex()), wanted_(wanted) {
-    auto& context = at::globalContext();
-    before_ = context.deterministicAlgorithms();
-    warn_only_ = context.deterministicAlgorithmsWarnOnly();
-    fill_ = context.deterministicFillUninitializedMemory();
-    if (!wanted_) return;
-    context.setDeterministicAlgorithms(true, /*warn_only=*/false);
-    context.setDeterministicFillUninitializedMemory(false);
-  }
-  ~DeterministicAlgorithms() {
-    if (!wanted_) return;
-    at::globalContext().setDeterministicAlgorithms(before_, warn_only_);
-    at::globalContext().setDeterministicFillUninitializedMemory(fill_);
-  }
-  DeterministicAlgorithms(const DeterministicAlgorithms&) = delete;
-  DeterministicAlgorithms& operator=(const DeterministicAlgorithms&) = delete;
-
- private:
-  static std::mutex& mutex() {
-    static std::mutex one;
-    return one;
-  }
-  std::lock_guard<std::mutex> lock_;
-  bool wanted_;
-  bool before_ = false;
-  bool warn_only_ = false;
-  bool fill_ = false;
-};
 
 void save(AutogradContext& context, const AttentionCall& call) {
   context.saved_data["scale"] = call.scale;

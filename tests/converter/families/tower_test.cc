@@ -10,6 +10,7 @@
 
 #include "converter/families/megatron_links.h"
 #include "converter/open/checkpoint.h"
+#include "converter/optimizer/optimizer_tensors.h"
 #include "tests/support/expect.h"
 #include "tests/support/files.h"
 
@@ -159,6 +160,28 @@ TEST(ComputedTower, IsLinkedToItsOwnKeys) {
     layout.add_tensor({.name = tensor.key, .dtype = distckpt::DType::kBF16, .shape = tensor.shape});
   }
   EXPECT_EQ(link_megatron(tower, layout).links.size(), tower.megatron.size());
+}
+
+// As ranks hold them that train both: each map links its own.
+TEST(ComputedTower, IsTrainedBesideTheLanguageModel) {
+  auto map = open_model("hf_qwen3_vl_deep").map;
+  const auto tower = make_vision_map(map.config);
+  distckpt::Layout layout;
+  for (const auto* part : {&map, &tower}) {
+    for (const auto& tensor : part->megatron)
+      layout.add_tensor(
+          {.name = tensor.key, .dtype = distckpt::DType::kBF16, .shape = tensor.shape});
+  }
+  EXPECT_EQ(link_megatron(tower, layout).links.size(), tower.megatron.size());
+  EXPECT_TRUE(fails(ErrorKind::kLayout, {"vision_model.decoder.layers.0.", "no rule"},
+                    [&] { link_megatron(map, layout); }));
+  const auto of_language = optimizer_map(map, "param").tensors.size();
+  map.trains_tower = true;
+  EXPECT_GE(link_megatron(map, layout).links.size(), map.megatron.size());
+  const auto state = optimizer_map(map, "param");
+  EXPECT_EQ(state.tensors.size(), of_language + tower.megatron.size());
+  EXPECT_EQ(state.tensors.back().name, "optimizer.state.param." + tower.megatron.back().key);
+  EXPECT_EQ(state.tensors.back().shape, tower.megatron.back().shape);
 }
 
 TEST(MegatronLayout, HasANameEach) {

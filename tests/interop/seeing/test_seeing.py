@@ -1,6 +1,6 @@
-"""Models that also see: trained as language models, beside which their towers go along as they were; Qwen3-VL also on conversations with images, beside
-transformers and torch's AdamW, and by reinforcement learning from prompts with images: what the actor computes is what the rollout has said, and both what
-transformers computes (the regime of rollout/test_images.py)."""
+"""Models that also see: trained as language models, beside which their towers go along as they were; Qwen3-VL also on conversations with images, with its
+tower or beside it, beside transformers and torch's AdamW, and by reinforcement learning from prompts with images: what the actor computes is what the
+rollout has said, and both what transformers computes (the regime of rollout/test_images.py)."""
 import json
 import shutil
 
@@ -11,12 +11,13 @@ import seeing_model
 from ppo_run import ACTOR, REF, ROLLOUT, samples
 from ranks import TORCH_PROGRAM, finish, start_training
 from seeing_run import prompts, rl_settings, row, write_world
-from sft_run import BATCH, STEPS, conversations, settings, start_ranks, train, write_rows, write_tokenizer
+from sft_run import BATCH, STEPS, assert_equal_states, conversations, settings, start_ranks, train, write_rows, write_tokenizer
 from support import run_ok
 from tiny_models import make_wrapped
 
 pytestmark = pytest.mark.skipif(not TORCH_PROGRAM.exists(), reason="this build has no models: configure it with -Dtorch_root")
 LEARNED_STEPS, RATE = 3, 2e-3
+FREEZE = "engine.freeze_vision_tower"
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "gemma3", "mistral3", "qwen2_5_vl"])
@@ -31,7 +32,7 @@ def test_a_trained_model_keeps_its_vision_tower(family, tmp_path):
         write_tokenizer(tmp_path / "model")
     write_rows(tmp_path / "train.jsonl", conversations())
     found = train(tmp_path, tmp_path / "run", ranks=2, **{"engine.tensor_model_parallel_size": 2, "checkpoint.save_freq": STEPS - 3,
-                                                          "checkpoint.save_hf": True})
+                                                          "checkpoint.save_hf": True, FREEZE: True})
     assert found[-1] < found[0]
     run_ok("verify", tmp_path / "run", tmp_path / "run/hf_model")
     before, after = ({name: p for name, p in transformers.AutoModelForImageTextToText.from_pretrained(folder).state_dict().items()}
@@ -74,14 +75,14 @@ def rows_of(folder):
     return rows
 
 
-def theirs(folder, steps, dtype="float32", **optimizer):
-    """transformers and torch.optim.AdamW, the tower frozen -> the losses, the first gradients' norm, the model."""
+def theirs(folder, steps, dtype="float32", frozen=False, **optimizer):
+    """transformers and torch.optim.AdamW -> the losses, the first gradients' norm, the first gradients."""
     import torch
     import transformers
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "model")
     processor = transformers.Qwen2VLImageProcessor.from_pretrained(folder / "model")
     model = transformers.Qwen3VLForConditionalGeneration.from_pretrained(folder / "model", attn_implementation="eager", dtype=dtype)
-    model.model.visual.requires_grad_(False)
+    model.model.visual.requires_grad_(not frozen)
     learned = {name: p for name, p in model.named_parameters() if p.requires_grad}
     decays = [p for p in learned.values() if p.dim() > 1]
     adam = torch.optim.AdamW([{"params": decays, "weight_decay": 0.1}, {"params": [p for p in learned.values() if p.dim() < 2], "weight_decay": 0.0}],
@@ -122,7 +123,7 @@ def theirs(folder, steps, dtype="float32", **optimizer):
 
 @pytest.fixture(scope="module")
 def expected(world):
-    return theirs(world, LEARNED_STEPS)
+    return {frozen: theirs(world, LEARNED_STEPS, frozen=frozen) for frozen in (False, True)}
 
 
 LONG = {"data.max_length": 400, "data.max_token_len_per_gpu": 800, "optim.lr": RATE}
@@ -132,9 +133,12 @@ MESHES = {  # name: (processes, settings); of the four layers the first two take
     "alone": (1, {}),
     "bitwise, recomputed": (1, {"engine.alignment": "bitwise", **AGAIN}),
     "tp2 dp2": (4, {TP: 2}),
-    "pp4, recomputed": (4, {PP: 4, "data.max_token_len_per_gpu": 400, **AGAIN}),
-    "pp2 vpp2": (2, {PP: 2, "engine.virtual_pipeline_model_parallel_size": 2, "data.max_token_len_per_gpu": 400}),
+    "tp2, whole rows between layers": (2, {TP: 2, "engine.sequence_parallel": False, "engine.recompute_granularity": "selective"}),
+    "pp2, recomputed": (2, {PP: 2, "data.max_token_len_per_gpu": 400, **AGAIN}),
     "cp2 tp2": (4, {CP: 2, TP: 2}),
+    "frozen, tp2": (2, {TP: 2, FREEZE: True}),
+    "frozen, pp4, recomputed": (4, {PP: 4, "data.max_token_len_per_gpu": 400, FREEZE: True, **AGAIN}),
+    "frozen, pp2 vpp2": (2, {PP: 2, "engine.virtual_pipeline_model_parallel_size": 2, "data.max_token_len_per_gpu": 400, FREEZE: True}),
 }
 
 
@@ -142,9 +146,16 @@ MESHES = {  # name: (processes, settings); of the four layers the first two take
 def test_the_loss_curve_with_images_is_that_of_an_independent_trainer(mesh, world, expected, tmp_path):
     processes, more = MESHES[mesh]
     found = train(world, tmp_path, processes, **LONG | more)
-    assert found == pytest.approx(expected[0], rel=2e-4)
+    losses, norm, _ = expected[FREEZE in more]
+    assert found == pytest.approx(losses, rel=2e-4)
     first = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])["data"]
-    assert first["train/grad_norm"] == pytest.approx(expected[1], rel=1e-4)
+    assert first["train/grad_norm"] == pytest.approx(norm, rel=1e-4)
+
+
+def test_a_tower_is_trained_where_the_layers_are_that_take_what_it_gives(world, tmp_path):
+    ((status, said), *_) = finish(start_ranks(4, settings(world, tmp_path, **LONG | {PP: 4})))
+    assert status == 2
+    assert "has 1 of the 2 layers that add what it gives" in said and "freeze_vision_tower=true" in said
 
 
 def test_the_loss_of_a_pack_in_bf16_is_that_of_the_logits_of_transformers(world, tmp_path):
@@ -170,13 +181,24 @@ def test_an_image_of_many_patches_attends_in_parts(world, tmp_path):
     assert found == pytest.approx(theirs(folder, 1, dtype="bfloat16")[0], rel=1e-6)
 
 
-def test_every_gradient_with_images_is_that_of_transformers(world, tmp_path):
-    import torch
+GRADIENT_MESHES = {
+    "alone": (1, {}),
+    "frozen": (1, {FREEZE: True}),
+    "tp2, shared rows, recomputed": (2, {TP: 2, **AGAIN}),
+    "pp2 dp2": (4, {PP: 2}),
+    "cp2": (2, {CP: 2}),
+}
+
+
+@pytest.mark.parametrize("mesh", GRADIENT_MESHES)
+def test_every_gradient_with_images_is_that_of_transformers(mesh, world, expected, tmp_path):
     from safetensors.torch import load_file
+    processes, more = GRADIENT_MESHES[mesh]
     # Adam's first step is - lr g / (|g| + eps), of which g follows.
-    train(world, tmp_path / "run", 1, **LONG | {"optim.lr": 1.0, "optim.adam_eps": 1.0, "optim.weight_decay": 0.0, "optim.clip_grad": 0,
-                                                "trainer.total_training_steps": 1, "checkpoint.save_freq": 1, "checkpoint.save_hf": True})
-    _, _, gradients = theirs(world, 1, lr=1.0, eps=1.0)
+    train(world, tmp_path / "run", processes, **LONG | more | {
+        "optim.lr": 1.0, "optim.adam_eps": 1.0, "optim.weight_decay": 0.0, "optim.clip_grad": 0,
+        "trainer.total_training_steps": 1, "checkpoint.save_freq": 1, "checkpoint.save_hf": True})
+    gradients = expected[mesh == "frozen"][2]
     before, after = load_file(world / "model/model.safetensors"), load_file(tmp_path / "run/hf_model/model.safetensors")
     assert before.keys() == after.keys()
     largest = max(float(g.abs().max()) for g in gradients.values())
@@ -184,10 +206,31 @@ def test_every_gradient_with_images_is_that_of_transformers(world, tmp_path):
     for name, p in before.items():
         moved = (p.double() - after[name].double())
         if name not in gradients:
-            assert "visual" in name and not moved.any()
+            assert mesh == "frozen" and "visual" in name and not moved.any()
             continue
+        assert gradients[name].any(), name
         g = moved / (1 - moved.abs())
         assert float((g - gradients[name]).abs().max()) < 1e-5 * max(1.0, largest), name
+
+
+def test_a_run_that_trains_the_tower_goes_on_to_the_byte(world, tmp_path):
+    """Weights, masters and moments of the tower, too: on the mesh that saved, and laid out for another one, where sums have another order."""
+    saving = LONG | {"checkpoint.save_freq": 1, "trainer.total_training_steps": 2, TP: 2, "engine.dtype": "bfloat16", "engine.alignment": "bitwise"}
+    whole = train(world, tmp_path / "whole", 2, **saving)
+    middle = tmp_path / "whole/iter_0000001"
+    from_middle = saving | {"checkpoint.resume_mode": "resume_path", "checkpoint.resume_from_path": str(middle)}
+    assert train(world, tmp_path / "again", 2, **from_middle) == whole[1:]
+    assert_equal_states(tmp_path / "again", tmp_path / "whole")
+    run_ok("convert", middle, tmp_path / "relaid", "--to", "megatron", "--pp", 2)
+    assert_equal_states(middle, tmp_path / "relaid")
+    elsewhere = train(world, tmp_path / "elsewhere", 2, **from_middle | {TP: 1, PP: 2, "checkpoint.resume_from_path": str(tmp_path / "relaid")})
+    assert elsewhere == pytest.approx(whole[1:], rel=1e-6)
+    for frozen, said in ((True, "was trained, and would not be now"), (False, "was not trained, and would be now")):
+        if not frozen:
+            train(world, tmp_path / "frozen", 2, **saving | {FREEZE: True, "trainer.total_training_steps": 1})
+            from_middle["checkpoint.resume_from_path"] = str(tmp_path / "frozen/iter_0000001")
+        (trouble, *_) = finish(start_ranks(2, settings(world, tmp_path / "other", **from_middle | {FREEZE: frozen})))
+        assert trouble[0] == 2 and said in trouble[1], trouble
 
 
 def test_images_of_a_column_are_those_of_the_messages(world, tmp_path):
@@ -315,19 +358,24 @@ def test_a_critic_sees_as_the_actor_does_on_any_mesh(rl_world, tmp_path):
             assert again[step][name] == pytest.approx(metrics[name], rel=1e-3, abs=1e-6), name
 
 
-def test_what_is_learned_depends_on_the_pixels_and_the_tower_stays(rl_world, alone, tmp_path):
+@pytest.mark.parametrize("frozen", [False, True])
+def test_what_is_learned_depends_on_the_pixels(frozen, rl_world, alone, tmp_path):
     import torch
     import transformers
     saving = {"checkpoint.save_freq": 1, "checkpoint.save_hf": True}
     write_rows(tmp_path / "other.jsonl", prompts(tmp_path, 1))
-    other = ppo_run.train(rl_world, tmp_path / "run", **rl_settings(**saving | {"data.train_files": [str(tmp_path / "other.jsonl")]}))
+    other = ppo_run.train(rl_world, tmp_path / "run", **rl_settings(**saving | {
+        f"{ACTOR}.freeze_vision_tower": frozen, "data.train_files": [str(tmp_path / "other.jsonl")]}))
     assert other[1]["prompt_length/mean"] == alone[1]["prompt_length/mean"] > 60
     assert other[1]["actor/entropy"] != alone[1]["actor/entropy"]
     before, after = (transformers.AutoModelForImageTextToText.from_pretrained(folder).state_dict()
                      for folder in (rl_world / "model", tmp_path / "run/actor/hf_model"))
     assert before.keys() == after.keys()
     changed = {name for name in before if not torch.equal(before[name].float(), after[name].float())}
-    assert changed and not [name for name in changed if "language_model" not in name and name != "lm_head.weight"]
+    of_tower = {name for name in before if ".visual." in name}
+    assert changed - of_tower and changed & of_tower == (set() if frozen else of_tower)
+    for step in other.values():
+        assert step["training/rollout_probs_diff_max"] == step["rollout_corr/kl"] == step["actor/ppo_kl"] == 0
 
 
 def test_a_run_with_images_resumes_with_the_same_numbers(rl_world, alone, tmp_path):

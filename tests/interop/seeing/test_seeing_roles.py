@@ -89,7 +89,8 @@ def test_a_critic_is_opened_by_transformers(world, tmp_path, monkeypatch):
     import torch
     import transformers
     ppo = rl_settings(**ONE | ppo_run.WITH_CRITIC | {"critic.ppo_max_token_len_per_gpu": 700, "critic.megatron.dtype": "bfloat16",
-                                                     "critic.ppo_mini_batch_size": 5, "checkpoint.save_freq": 1})
+                                                     "critic.ppo_mini_batch_size": 5, "checkpoint.save_freq": 1,
+                                                     "critic.freeze_vision_tower": True})
     ppo_run.train(world, tmp_path / "run", 1, "ppo", **ppo)
     done = ferry("convert", tmp_path / "run/critic", tmp_path / "critic", "--to", "hf")
     assert done.returncode == 0, done.stderr

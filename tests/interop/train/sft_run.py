@@ -2,6 +2,7 @@
 import json
 
 from ranks import finish, start_training
+from support import run_ok
 
 TEMPLATE = ("{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>\n{% endfor %}"
             "{% if add_generation_prompt %}<|assistant|>{% endif %}")
@@ -81,3 +82,8 @@ def train(world, run, ranks=1, **more):
 
 def losses(run):
     return [line["data"]["train/loss"] for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines())]
+
+
+def assert_equal_states(*runs):
+    """Masters and moments, too."""
+    assert "entries of training state" not in run_ok("verify", *runs).stdout

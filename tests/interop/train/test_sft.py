@@ -8,7 +8,8 @@ import pytest
 
 import seeing_model
 from ranks import TORCH_PROGRAM, finish
-from sft_run import BATCH, GEMMA, HYBRID, MINISTRAL, RATE, STEPS, conversations, settings, start_ranks, train, write_model, write_rows
+from sft_run import (BATCH, GEMMA, HYBRID, MINISTRAL, RATE, STEPS, assert_equal_states, conversations, settings, start_ranks, train, write_model,
+                     write_rows)
 from support import FERRY, ferry, run_ok
 
 TRAINER_TOOL = FERRY.parents[1] / "tests/trainer_tool"
@@ -156,11 +157,6 @@ RESUMED = {
     "sinks": ("GptOss", {"sliding_window": 6, "num_local_experts": 4, "num_experts_per_tok": 2}, {PP: 2}, ["--tp", 2], {CP: 2, EP: 2}, (2, 1, 1, 2, 1)),
     "a tower": ("Qwen3VL", None, {TP: 2}, ["--pp", 2], {PP: 2}, None),  # which the tool does not carry
 }
-
-
-def assert_equal_states(*runs):
-    """Masters and moments, too."""
-    assert "entries of training state" not in run_ok("verify", *runs).stdout
 
 
 @pytest.mark.parametrize("kind", RESUMED)

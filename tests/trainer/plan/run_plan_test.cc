@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "distckpt/base/error.h"
+#include "tests/support/expect.h"
 #include "tests/support/models/planned_runs.h"
 
 namespace ferry::trainer {
@@ -137,9 +138,8 @@ TEST(RunPlan, NeverNeedsMoreWeightsWithMoreTensorParallelRanks) {
   }
 }
 
-// The stages that hold the first layers, of two whose features the tower gives, have it whole.
-TEST(RunPlan, CountsTheTowerOfEveryRoleThatSees) {
-  const DeviceSpec host{.name = "host", .memory = 64LL << 30, .on_host = true};
+// Of two layers whose features the tower gives.
+models::TransformerConfig seeing_8b() {
   auto seeing = llama_8b();
   seeing.vision = models::VisionConfig{.depth = 3,
                                        .hidden_size = 48,
@@ -152,16 +152,27 @@ TEST(RunPlan, CountsTheTowerOfEveryRoleThatSees) {
                                        .out_hidden_size = 4096,
                                        .num_position_embeddings = 36,
                                        .deepstack_visual_indexes = {0, 2}};
+  return seeing;
+}
+
+std::int64_t tower_parameters() {
   const auto linear = [](std::int64_t out, std::int64_t in) { return out * (in + 1); };
   const auto block =
       std::int64_t{2} * 2 * 48 + linear(144, 48) + linear(48, 48) + linear(80, 48) + linear(48, 80);
   const auto mergers =
       3 * (linear(192, 192) + linear(4096, 192)) + std::int64_t{2} * (48 + 192 + 192);
-  const auto tower = linear(48, 96) + std::int64_t{36} * 48 + 3 * block + mergers;
-  const auto bytes = 2 * (tower + 8192LL * 3 * 4096);
+  return linear(48, 96) + std::int64_t{36} * 48 + 3 * block + mergers;
+}
+
+// The stages that hold the first layers have it whole, and trained or not.
+TEST(RunPlan, CountsTheTowerOfEveryRoleThatSees) {
+  const DeviceSpec host{.name = "host", .memory = 64LL << 30, .on_host = true};
+  const auto seeing = seeing_8b();
+  const auto bytes = 2 * (tower_parameters() + 8192LL * 3 * 4096);
   const auto weights = [&](const models::TransformerConfig& actor, const DeviceSpec& device,
-                           std::size_t group) {
+                           std::size_t group, bool frozen = false) {
     auto config = grpo();
+    config.actor.megatron.freeze_vision_tower = frozen;
     config.actor.megatron.parallel.pipeline_model_parallel_size = 2;
     config.ref.megatron.parallel.pipeline_model_parallel_size = 2;
     config.actor.use_kl_loss = true;
@@ -170,6 +181,7 @@ TEST(RunPlan, CountsTheTowerOfEveryRoleThatSees) {
   };
   EXPECT_EQ(weights(seeing, host, 0) - weights(llama_8b(), host, 0), 3 * bytes);
   EXPECT_EQ(weights(seeing, host, 1) - weights(llama_8b(), host, 1), bytes);  // of its rollout
+  EXPECT_EQ(weights(seeing, host, 0, true), weights(seeing, host, 0));
   EXPECT_EQ(weights(seeing, kH200, 0) - weights(llama_8b(), kH200, 0), 3 * bytes);
   const auto judged = [&](const models::TransformerConfig& judge) {
     auto config = grpo();
@@ -179,6 +191,41 @@ TEST(RunPlan, CountsTheTowerOfEveryRoleThatSees) {
         .weights;
   };
   EXPECT_EQ(judged(seeing) - judged(llama_8b()), bytes);
+}
+
+TEST(RunPlan, CountsWhatATowerNeedsThatIsTrained) {
+  const auto learning = [](const models::TransformerConfig& actor, bool frozen) {
+    auto config = grpo();
+    config.actor.megatron.freeze_vision_tower = frozen;
+    return bytes_in(plan_run(setup_of(config, {.actor = actor, .critic = actor}, 4, kH200)),
+                    "update_actor");
+  };
+  const auto blind = learning(llama_8b(), false);
+  const auto frozen = learning(seeing_8b(), true);
+  const auto trained = learning(seeing_8b(), false);
+  EXPECT_EQ(frozen.gradients, blind.gradients);
+  EXPECT_EQ(frozen.optimizer, blind.optimizer);
+  EXPECT_EQ(frozen.activations, blind.activations);
+  EXPECT_EQ(trained.weights, frozen.weights);
+  EXPECT_EQ(trained.gradients - blind.gradients, 4 * tower_parameters());
+  EXPECT_NEAR(static_cast<double>(trained.optimizer - blind.optimizer),
+              3.0 * static_cast<double>(tower_parameters()), 1024);
+  // The inputs of three blocks of four patches, at least, and the results of three mergers.
+  EXPECT_GT(trained.activations - blind.activations, 8192LL * 2 * (3 * 4 * 48 + 3 * 4096));
+}
+
+TEST(RunPlan, RefusesAStageThatLacksALayerOfItsTower) {
+  auto config = grpo();
+  auto& parallel = config.actor.megatron.parallel;
+  parallel.pipeline_model_parallel_size = 2;
+  parallel.num_layers_in_first_pipeline_stage = 1;
+  const auto plan = [&] {
+    return plan_run(setup_of(config, {.actor = seeing_8b(), .critic = seeing_8b()}, 2, kH200));
+  };
+  EXPECT_TRUE(
+      support::fails(ErrorKind::kUsage, {"1 of the 2 layers", "freeze_vision_tower=true"}, plan));
+  config.actor.megatron.freeze_vision_tower = true;
+  EXPECT_EQ(plan().ranks.size(), 2U);
 }
 
 // Each has the weights and a cache; all read one copy.
