@@ -202,7 +202,7 @@ ResidualStream GPTModel::recompute_layers(std::size_t first,
                                           std::size_t count,
                                           const ResidualStream& stream,
                                           const LayerContext& context) const {
-  // What images add in these layers has gradients, too: it goes in like the stream.
+  // Features that these layers add have gradients, too: they go in like the stream.
   VisualRows images;
   std::vector<at::Tensor> features;
   for (auto i = first; context.visual != nullptr && i < first + count; ++i) {

@@ -1,5 +1,5 @@
-// Tensors beside a model, a vision tower's. Those that no rank of a mesh holds are taken out of the
-// files of the checkpoint that it was loaded from; a tower that is trained is on ranks, as well.
+// Tensors beside a model, a vision tower's. Files of the checkpoint that the model was loaded from
+// give those that no rank of a mesh holds; a tower that is trained lies on ranks, as well.
 #pragma once
 
 #include <cstddef>

@@ -21,7 +21,7 @@ struct PatchPlaces {
   at::Tensor height{}, width{};  // [patches], int64: of the patch's image
 };
 
-// Of each patch: [patches, 1, channels], fp32.
+// The angles of each patch: [patches, 1, channels], fp32.
 struct Rotation {
   at::Tensor cos{}, sin{};
 };

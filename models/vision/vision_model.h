@@ -60,7 +60,7 @@ class VisionModel {
 
   const ParallelState& mesh() const { return mesh_; }
   const TransformerConfig& config() const { return config_; }
-  // Of a tower that is not part of a model.
+  // Shards of a tower that is not part of a model.
   std::vector<distckpt::LocalShard> sharded_state_dict() const {
     return own_->sharded_state_dict();
   }

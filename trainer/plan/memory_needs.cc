@@ -49,8 +49,8 @@ std::int64_t bytes_of_vision(const models::TransformerConfig& config,
   return bytes;
 }
 
-// Of a token's patches: the inputs of the blocks, each of which is computed again, what one block
-// keeps then, with its gradients, and what the mergers keep.
+// Bytes for a token's patches: the inputs of the blocks, each of which is computed again, what one
+// block keeps then, with its gradients, and what the mergers keep.
 std::int64_t vision_activations(const models::TransformerConfig& config, distckpt::DType dtype) {
   constexpr std::int64_t kInBlock = 12;    // norms, queries, keys, values, results, sums
   constexpr std::int64_t kInRotation = 4;  // fp32

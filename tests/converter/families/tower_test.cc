@@ -162,19 +162,19 @@ TEST(ComputedTower, IsLinkedToItsOwnKeys) {
   EXPECT_EQ(link_megatron(tower, layout).links.size(), tower.megatron.size());
 }
 
-// As ranks hold them that train both: each map links its own.
+// Ranks that train both hold both: each map links its own.
 TEST(ComputedTower, IsTrainedBesideTheLanguageModel) {
   auto map = open_model("hf_qwen3_vl_deep").map;
   const auto tower = make_vision_map(map.config);
   distckpt::Layout layout;
-  for (const auto* part : {&map, &tower}) {
+  for (const auto* part : std::vector<const ModelMap*>{&map, &tower}) {
     for (const auto& tensor : part->megatron)
       layout.add_tensor(
           {.name = tensor.key, .dtype = distckpt::DType::kBF16, .shape = tensor.shape});
   }
   EXPECT_EQ(link_megatron(tower, layout).links.size(), tower.megatron.size());
-  EXPECT_TRUE(fails(ErrorKind::kLayout, {"vision_model.decoder.layers.0.", "no rule"},
-                    [&] { link_megatron(map, layout); }));
+  EXPECT_TRUE(
+      fails(ErrorKind::kLayout, {"vision_model.", "no rule"}, [&] { link_megatron(map, layout); }));
   const auto of_language = optimizer_map(map, "param").tensors.size();
   map.trains_tower = true;
   EXPECT_GE(link_megatron(map, layout).links.size(), map.megatron.size());

@@ -79,6 +79,7 @@ TEST(PpoConfig, GivesRolesTheKeysOfTheActorsEngineThatTheyLeaveOut) {
             "critic.megatron.tensor_model_parallel_size=1"});
   auto expected = config.actor.megatron;
   expected.optimizer_offload.reset();  // of a role that learns
+  expected.freeze_vision_tower = true;
   expected.param_offload = true;
   EXPECT_EQ(config.ref.megatron, expected);
   expected.param_offload.reset();
