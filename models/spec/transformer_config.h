@@ -267,8 +267,8 @@ struct TransformerConfig {
   }
   // DeepSeek's routers, and those that have taken over their bias, compute in fp32.
   bool routes_in_fp32() const { return multi_latent_attention || moe_router_enable_expert_bias; }
-  // A language model whose output layer is its embedding.
   bool computes_vision() const { return vision && vision->problem.empty(); }
+  // A language model whose output layer is its embedding.
   bool is_tied() const {
     return head == Head::kLanguageModel && !untie_embeddings_and_output_weights;
   }

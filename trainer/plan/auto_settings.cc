@@ -24,6 +24,8 @@ using Granularity = Recompute::Granularity;
 constexpr std::int64_t kEnoughTokens = 4096;  // for products to be fast
 // Fewer cost a dense model less than layers that are computed again.
 constexpr std::int64_t kEnoughTokensOfAllLayers = 2048;
+// Fewer micro-batches of an update leave the stages of a pipeline idle for longer.
+constexpr std::int64_t kMicroBatchesOfStage = 4;
 constexpr std::int64_t kTokenStep = 64;
 constexpr double kLeastCacheShare = 0.05;
 constexpr double kMostCacheShare = 0.95;
@@ -104,6 +106,16 @@ std::vector<std::string> words_of(const OpenSettings& open) {
           fmt::format("{}.recompute_num_layers={}", open.engine, *engine.recompute_num_layers)};
 }
 
+// The most tokens of a micro-batch that leave every stage enough of them to do; `of_batch`: this
+// rank's of an update.
+std::int64_t most_in_pipeline(const RoleSetup& role, std::int64_t of_batch) {
+  const auto stages = std::int64_t{role.mesh().pp()};
+  if (stages == 1) return std::numeric_limits<std::int64_t>::max();
+  const auto chunks =
+      static_cast<std::int64_t>(models::stage_chunks(role.model, role.engine.parallel, 0).size());
+  return of_batch / ceil_div(kMicroBatchesOfStage * stages, chunks);
+}
+
 // Chooses a role's open settings in place.
 void choose(const RunSetup& setup,
             std::size_t index,
@@ -117,10 +129,12 @@ void choose(const RunSetup& setup,
   const auto phase = largest_phase(setup, index);
   const auto cp = std::int64_t{role.mesh().cp()};
   const auto least = ceil_div(setup.longest_sequence, cp);
-  const auto most = std::max(open.most_tokens, least);
   const auto of_batch = ceil_div(
       setup.longest_sequence * std::max<std::int64_t>(role.memory.batch_size / role.mesh().dp(), 1),
       cp);
+  auto most = std::max(open.most_tokens, least);
+  if (role.trains && !setup.device.on_host)
+    most = std::max(least, std::min(most, most_in_pipeline(role, of_batch)));
   auto wanted = std::min(most, std::max(least, setup.device.on_host ? most : kEnoughTokens));
   if (!of_tokens) {
     const MemoryAdvice advice(

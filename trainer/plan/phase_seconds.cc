@@ -38,9 +38,12 @@ Efficiency efficiency_of(const models::TransformerConfig& model,
     return {.learning = 0.55, .forward = 0.65, .generation = generation};
   }
   if (mesh.ep() > 1) {
+    const bool bitwise = alignment == models::Alignment::kBitwise;
     // kBitwise sends the result of each choice.
-    const double alone = alignment == models::Alignment::kBitwise ? 0.34 : 0.56;
-    return {.learning = 0.26, .forward = 0.28, .generation = mesh.tp() > 1 ? 0.36 : alone};
+    const double alone = bitwise ? 0.34 : 0.56;
+    return {.learning = bitwise ? 0.29 : 0.3,
+            .forward = bitwise ? 0.32 : 0.37,
+            .generation = mesh.tp() > 1 ? 0.36 : alone};
   }
   return {.learning = 0.33, .forward = 0.33, .generation = mesh.tp() > 1 ? 0.36 : 0.59};
 }
@@ -66,7 +69,8 @@ class StepClock {
     const double computed = learns ? (operations + again * forward) / (devices * shares.learning)
                                    : forward / (devices * shares.forward);
     const double rounds = learns ? 3 + again : 1;  // that exchange activations
-    return (computed + rounds * exchanged(model, mesh, tokens)) * bubble(role, mesh, learns) +
+    return (computed + rounds * exchanged(model, mesh, role.engine.alignment, tokens)) *
+               bubble(role, mesh, learns) +
            (learns ? accumulated(role, mesh) : 0) +
            (learns && setup_.rollout ? real(role.updates) * updated(role, mesh) : 0);
   }
@@ -152,19 +156,31 @@ class StepClock {
   }
 
   // Activations among the ranks of a layer, in one direction through the model: of each half of a
-  // layer an all-gather and a reduce-scatter; of experts each choice there and back.
+  // layer an all-gather and a reduce-scatter, in kBitwise also the inputs of both halves' last
+  // products; of experts a row for each rank that has some of a token's choices, there and, in
+  // kFast, back, where kBitwise has one for each choice.
   double exchanged(const models::TransformerConfig& model,
                    const models::MeshShape& mesh,
+                   models::Alignment alignment,
                    double tokens) const {
-    const auto hidden = kBytesOfHidden * real(model.hidden_size);
+    const bool bitwise = alignment == models::Alignment::kBitwise;
     const auto layers = real(model.num_layers) / mesh.pp();
     const auto of_group = tokens / (mesh.dp() * mesh.cp());
+    const auto hidden = real(model.hidden_size);
     double seconds = 0;
-    if (mesh.tp() > 1)
-      seconds += layers * of_group * 4 * sent(mesh.tp()) * hidden / rate_among(mesh.tp());
-    if (mesh.ep() > 1)
-      seconds += layers * of_group / mesh.tp() * 2 * real(model.moe_router_topk) * sent(mesh.ep()) *
-                 hidden / rate_among(mesh.tp() * mesh.ep());
+    if (mesh.tp() > 1) {
+      auto channels = 4 * hidden;
+      if (bitwise) channels += real(model.num_attention_heads * model.kv_channels);
+      if (bitwise && model.num_moe_experts == 0) channels += real(model.ffn_hidden_size);
+      seconds +=
+          layers * of_group * sent(mesh.tp()) * kBytesOfHidden * channels / rate_among(mesh.tp());
+    }
+    if (mesh.ep() > 1) {
+      const auto choices = real(model.moe_router_topk);
+      const auto ranks = mesh.ep() * (1 - std::pow(sent(mesh.ep()), choices));  // of a token
+      seconds += layers * of_group / mesh.tp() * (ranks + (bitwise ? choices : ranks)) *
+                 sent(mesh.ep()) * kBytesOfHidden * hidden / rate_among(mesh.tp() * mesh.ep());
+    }
     return seconds;
   }
 

@@ -60,6 +60,23 @@ PpoConfig grpo_on_the_device() {
   return config;
 }
 
+// 128 sequences of 1,060 tokens an update: four micro-batches for each of four stages.
+TEST(Auto, LeavesEnoughMicroBatchesForThePipeline) {
+  auto config = grpo();
+  config.actor.megatron.parallel.pipeline_model_parallel_size = 4;
+  EXPECT_EQ(chosen(config, gpu_of(140)).actor.ppo_max_token_len_per_gpu, 8480);
+  EXPECT_EQ(chosen(config, gpu_of(140), 8).actor.ppo_max_token_len_per_gpu, 4240) << "half of them";
+  EXPECT_EQ(chosen(config, gpu_of(140), 64).actor.ppo_max_token_len_per_gpu, 1060) << "a sequence";
+  config.actor.megatron.parallel.virtual_pipeline_model_parallel_size = 2;
+  EXPECT_EQ(chosen(config, gpu_of(140), 8).actor.ppo_max_token_len_per_gpu, 8480);
+  const auto seconds = [](const PpoConfig& of) {
+    return plan_run(setup_of(of, {.actor = llama_8b()}, 64, gpu_of(140))).step_seconds();
+  };
+  auto longer = chosen(config, gpu_of(140), 64);
+  longer.actor.ppo_max_token_len_per_gpu = 4240;
+  EXPECT_LT(seconds(chosen(config, gpu_of(140), 64)), seconds(longer));
+}
+
 TEST(Auto, ComputesLayersAgainWhereMemoryIsShort) {
   const auto config = chosen(grpo_on_the_device(), gpu_of(82));
   EXPECT_EQ(config.actor.megatron.recompute_granularity, Granularity::kFull);
