@@ -1,6 +1,4 @@
 """Archives at addresses: read by ranges in every command that takes one, and written into buckets of S3 once they are whole."""
-import os
-
 import pytest
 
 from servers import serve_faults, serve_files
@@ -10,7 +8,6 @@ from test_remote_target import (CONFIG, bucket, environment, objects, server, st
                                 unfinished)
 
 SPLIT = ("--to", "h5", "--max-shard-size", "6MB")
-QUICK = {**os.environ, "FERRY_HTTP_TIMEOUT": "1", "FERRY_HTTP_RETRIES": "3"}
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +74,7 @@ def test_archive_that_is_replaced_midway_is_an_error(folder, work):
             if len(seen) > 3:
                 answer.set("ETag", '"another"')
     with serve_files(folder) as files, serve_faults(files.url, fault) as proxy:
-        refuse("convert", f"{proxy.url}/one", work / "out", words=["weights.h5", "was changed by someone else while it was read"], env=QUICK)
+        refuse("convert", f"{proxy.url}/one", work / "out", words=["weights.h5", "was changed by someone else while it was read"])
     assert not (work / "out").exists()
 
 
