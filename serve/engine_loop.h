@@ -101,7 +101,7 @@ class EngineLoop {
   void resume(Done done);
   void reset_prefix_cache(Done done);
   // Other weights, in three steps, so that several engines change theirs together or not at all.
-  // Opens them: nothing pauses, nothing changes.
+  // Opens them between two steps: nothing pauses, nothing changes.
   void open_weights(WeightSource source, Done done);
   // Loads what was opened. No step is taken from then on, and further commands wait. Requests that
   // go on (kKeep) compute their tokens so far again, with the new weights.
