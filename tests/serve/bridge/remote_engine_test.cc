@@ -122,9 +122,9 @@ class TellingEngine : public FakeEngine {
     sample.stop_reason = 258;
     output.prompt_logprobs = {
         {.token_id = 5, .logprob = -0.3F, .rank = 2, .top = {{.token_id = 6, .logprob = -0.2F}}}};
-    RequestOutput refused{.request_id = "b", .finished = true};
-    refused.error = Error(ErrorKind::kUsage, "too long");
-    return {output, refused};
+    RequestOutput rejected{.request_id = "b", .finished = true};
+    rejected.error = Error(ErrorKind::kUsage, "too long");
+    return {output, rejected};
   }
   rollout::EngineStats stats() const override {
     return {.num_blocks = 1,
