@@ -90,8 +90,8 @@ TEST(CheckLayout, NamesTheTensorAndTheFilesOfWhatIsMissing) {
   layout.add_tensor({.name = "half",
                      .shape = {4},
                      .shards = {packed_shard(Box::whole({2}), DType::kBF16, 1, 0)}});
-  EXPECT_TRUE(
-      fails(ErrorKind::kLayout, {"half", "[2:4]", "reading b.bin"}, [&] { check_layout(layout); }));
+  EXPECT_TRUE(fails(ErrorKind::kLayout, {"half", "[2:4]", "while adding up what b.bin holds of it"},
+                    [&] { check_layout(layout); }));
 }
 
 TEST(CheckLayout, RefusesABoxThatLeavesTheShape) {

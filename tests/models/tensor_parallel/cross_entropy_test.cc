@@ -15,6 +15,7 @@
 #include "distckpt/base/error.h"
 #include "models/distributed/world.h"
 #include "models/kernels/log_probs.h"
+#include "models/kernels/product/linear.h"
 #include "models/kernels/whole_vectors.h"
 #include "models/tensor_parallel/mappings.h"
 
@@ -69,11 +70,17 @@ struct Result {
   at::Tensor log_probs, entropy, grad_hidden, grad_weight;
 };
 
+// In fp32 the product is Ferry's: MKL's has these bits on some processors only (docs/numerics.md).
+at::Tensor logits_of(const at::Tensor& hidden, const at::Tensor& weight) {
+  return hidden.scalar_type() == at::kFloat ? linear(hidden, weight, {}, Alignment::kBitwise)
+                                            : at::linear(hidden, weight);
+}
+
 // The definition, in the dtype of `p`; with the logits rounded as the model's are.
 Result plain(const Problem& p, at::ScalarType dtype, double temperature) {
   const auto hidden = p.hidden.to(dtype, false, true).requires_grad_();
   const auto weight = p.weight.to(dtype, false, true).requires_grad_();
-  const auto logits = soft_capped(at::linear(hidden, weight), p.softcap).narrow(1, 0, kVocabulary);
+  const auto logits = soft_capped(logits_of(hidden, weight), p.softcap).narrow(1, 0, kVocabulary);
   const auto wide = dtype == at::kDouble ? logits : logits.to(at::kFloat);
   const auto cut =
       p.kept.defined() ? wide.masked_fill(~p.kept, -std::numeric_limits<double>::infinity()) : wide;
