@@ -454,7 +454,7 @@ def check(path: Path, manifest: Path, *, iteration: Iteration = None, hf_config:
     return CheckReport(**report("check", options, progress))
 
 
-def inspect(path: Path, *, iteration: Iteration = None, hf_config: Optional[Path] = None, filter: str = "") -> InspectReport:
+def inspect(path: Path, *, iteration: Iteration = None, hf_config: Optional[Path] = None, filter: str = "*") -> InspectReport:
     """Describes what a checkpoint holds, from its headers: `ferry inspect`. Also one whose model is not known.
 
     Args:

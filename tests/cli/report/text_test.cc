@@ -42,7 +42,7 @@ TEST(FormatCount, GroupsDigitsByThrees) {
 TEST(InspectText, SaysWhatACheckpointHolds) {
   const auto report = converter::inspect(support::test_data("llama_tp2pp2"), std::nullopt,
                                          support::test_data("hf_llama") / "hf");
-  const auto text = inspect_text(report, "");
+  const auto text = inspect_text(report, "*");
   EXPECT_TRUE(holds(text, "iteration   10\n"));
   EXPECT_TRUE(holds(text, "4 heads of 8, 2 query groups, vocabulary 250, untied output layer\n"));
   EXPECT_TRUE(holds(text, "saved with  TP2 PP2 EP1"));
