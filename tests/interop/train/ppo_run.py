@@ -55,7 +55,7 @@ def settings(world, run, **more):
 
 def train(world, run, ranks=1, algorithm="grpo", **more):
     """The metrics of each step of a whole run."""
-    for rank, (status, said) in enumerate(finish(start_training(ranks, algorithm, settings(world, run, **more)), timeout=120)):
+    for rank, (status, said) in enumerate(finish(start_training(ranks, algorithm, settings(world, run, **more)), timeout=300)):
         assert status == 0, f"rank {rank}: {said[-3000:]}"
     return metrics(run)
 
