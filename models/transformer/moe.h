@@ -4,8 +4,8 @@
 //
 // A token travels once to each rank that has experts of its choices. In kBitwise their results come
 // back to the token's rank one by one and are summed there in the order of the choices: the sum
-// does not depend on the ranks of the experts. In kFast a rank sums what it has. In generation rows are few, so that ranks exchange all of them rather than count who
-// needs which.
+// does not depend on the ranks of the experts. In kFast a rank sums what it has. In generation rows
+// are few, so that ranks exchange all of them rather than count who needs which.
 #pragma once
 
 #include <ATen/core/Tensor.h>
