@@ -31,13 +31,13 @@ struct TokenDispatcher::Route {
   std::int64_t topk;
   bool sends_weights;
 
-  // Of this rank's tokens.
+  // Ways of this rank's tokens.
   ExpertOrder sent{};     // their choices: first those that stand for rows, sorted by rank
   Counts send{};          // rows to each rank of ep
   at::Tensor of_ranks{};  // kBitwise: the place of each choice, sorted by rank
   Counts take_results{};  // kBitwise: choices that each rank answers
 
-  // Of the rows that arrive.
+  // Rows that arrive.
   Counts receive{};          // from each rank of ep
   std::int64_t arrived = 0;  // all of them
   std::int64_t block = 0;    // those of the etp rank that has the most, to which all are padded

@@ -52,8 +52,8 @@ at::Tensor rows_of_choices(const at::Tensor& x, const ExpertOrder& places, std::
 // int64.
 at::Tensor first_of_ranks(const at::Tensor& experts, std::int64_t local);
 at::Tensor first_of_ranks_cuda(const at::Tensor& experts, std::int64_t local);
-// What each of rows [n], int64 numbers of such choices, stands for: the experts of its token that
-// its rank has, as that rank counts them, and -1 for others. [n, topk], int32.
+// The experts that each of rows [n], int64 numbers of such choices, stands for: those of its token
+// that its rank has, as that rank counts them, and -1 for others. [n, topk], int32.
 at::Tensor choices_of_rows(const at::Tensor& experts, const at::Tensor& rows, std::int64_t local);
 at::Tensor choices_of_rows_cuda(const at::Tensor& experts,
                                 const at::Tensor& rows,

@@ -66,7 +66,7 @@ TEST_F(ExpertKernels, SortStably) {
   }
 }
 
-// Where tokens go whose choices are `experts`, of ranks with `local` experts each, beside loops.
+// Rows of tokens whose choices are `experts`, to ranks with `local` experts each, beside loops.
 void expect_rows_of_ranks(const at::Tensor& experts, std::int64_t local) {
   const auto host = experts.cpu();
   const auto topk = host.size(1);
