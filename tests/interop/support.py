@@ -254,3 +254,20 @@ def write_hf(folder, config=None, tensors=None, shards=1, companions=COMPANIONS,
     index = {"metadata": {"total_parameters": total // 2, "total_size": total}, "weight_map": weight_map}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
     return tensors
+
+
+class Mounted:
+    """A small file system of its own at `folder`, where this process may mount one."""
+    def __init__(self, folder, options):
+        import pytest  # scripts that read this file do without
+        folder.mkdir()
+        self.folder = folder
+        done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], capture_output=True, text=True)
+        if done.returncode:
+            pytest.skip(f"needs to mount a tmpfs: {done.stderr.strip()}")
+
+    def __enter__(self):
+        return self.folder
+
+    def __exit__(self, *error):
+        subprocess.run(["umount", self.folder], check=True)

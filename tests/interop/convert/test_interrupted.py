@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from support import DATA, FERRY, ferry, llama_config, llama_shapes, peak_kib, random_tensors, run_ok, tree, write_hf
+from support import DATA, FERRY, Mounted, ferry, llama_config, llama_shapes, peak_kib, random_tensors, run_ok, tree, write_hf
 from tiny_models import make_hf, make_wrapped
 
 LARGE = llama_config(hidden_size=512, intermediate_size=1536, num_hidden_layers=12, num_attention_heads=8, num_key_value_heads=8,
@@ -324,22 +324,6 @@ def test_two_runs_into_one_target(large, work):
 
 
 # -------------------------------------------------------------------------------------------------------- file systems
-
-
-class Mounted:
-    """A small file system of its own at `folder`, where this process may mount one."""
-    def __init__(self, folder, options):
-        folder.mkdir()
-        self.folder = folder
-        done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], capture_output=True, text=True)
-        if done.returncode:
-            pytest.skip(f"needs to mount a tmpfs: {done.stderr.strip()}")
-
-    def __enter__(self):
-        return self.folder
-
-    def __exit__(self, *error):
-        subprocess.run(["umount", self.folder], check=True)
 
 
 @pytest.mark.parametrize("way", ["megatron", "back", "archive"])

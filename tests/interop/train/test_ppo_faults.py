@@ -11,7 +11,7 @@ import pytest
 
 from ppo_run import ACTOR, ANSWERS, PROMPTS, REWARD, ROLLOUT, metrics, samples, settings, train, write_world
 from ranks import TORCH_PROGRAM, address_spaces, finish, finish_soon, lose, memory_limit, start_training, wait_for
-from support import run_ok
+from support import Mounted, run_ok
 
 pytestmark = pytest.mark.skipif(not TORCH_PROGRAM.exists(), reason="this build has no models: configure it with -Dtorch_root")
 TP = f"{ACTOR}.megatron.tensor_model_parallel_size"
@@ -257,17 +257,10 @@ def test_a_full_disk(background, world, work):
     saving = {"checkpoint.save_freq": 1, "trainer.total_training_steps": 4, "trainer.log_samples": False, "checkpoint.async_save": background}
     expected = train(world, work / "whole", **saving)
     size = sum(path.stat().st_size for path in (work / "whole/actor/iter_0000001").iterdir())
-    disk = work / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={5 * size // 2}", "tmpfs", disk], capture_output=True, text=True)
-    if mounted.returncode:
-        pytest.skip(f"needs to mount a tmpfs: {mounted.stderr.strip()}")
-    try:
+    with Mounted(work / "disk", f"size={5 * size // 2}") as disk:
         (status, said), = finish(start_training(1, "grpo", settings(world, disk / "run", **saving)))
         assert status == 2 and "No space left on device" in said and str(disk) in said, said
         run_ok("digest", disk / "run/actor")
         assert {path.name for path in (disk / "run/actor").glob("iter_*")} == {"iter_0000001", "iter_0000002"}
         subprocess.run(["mount", "-o", f"remount,size={20 * size}", disk], check=True)
         assert train(world, disk / "run", **saving) == expected
-    finally:
-        subprocess.run(["umount", disk], check=True)

@@ -12,7 +12,7 @@ import pytest
 
 from ranks import TORCH_PROGRAM, address_spaces, finish, lose, memory_limit, wait_for
 from sft_run import BATCH, WORDS, conversations, losses, settings, start_ranks, train, write_model, write_rows
-from support import run_ok
+from support import Mounted, run_ok
 
 pytestmark = pytest.mark.skipif(not TORCH_PROGRAM.exists(), reason="this build has no models: configure it with -Dtorch_root")
 SAVING = {"checkpoint.save_freq": 1, "engine.dtype": "bfloat16"}
@@ -47,12 +47,7 @@ def assert_whole(run, working=()):
 def test_a_full_disk(background, world, whole, work):
     """A file system of two and a half checkpoints."""
     size = sum(path.stat().st_size for path in (world / "whole/iter_0000001").iterdir())
-    disk = work / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={5 * size // 2}", "tmpfs", disk], capture_output=True, text=True)
-    if mounted.returncode:
-        pytest.skip(f"needs to mount a tmpfs: {mounted.stderr.strip()}")
-    try:
+    with Mounted(work / "disk", f"size={5 * size // 2}") as disk:
         arguments = settings(world, disk / "run", **SAVING, **{"checkpoint.async_save": background})
         done = finish(start_ranks(2, arguments))
         assert [status for status, _ in done] == [2, 2], done
@@ -63,8 +58,6 @@ def test_a_full_disk(background, world, whole, work):
         assert_whole(disk / "run")
         subprocess.run(["mount", "-o", f"remount,size={20 * size}", disk], check=True)
         assert train(world, disk / "run", 2, **SAVING) == whole
-    finally:
-        subprocess.run(["umount", disk], check=True)
 
 
 def test_records_that_are_refused_are_named(world, work):
@@ -78,19 +71,12 @@ def test_records_that_are_refused_are_named(world, work):
 def test_a_disk_that_is_full_of_the_checkpoint(world, whole, work):
     """hf_model, which is made of the checkpoint, does not fit beside it."""
     size = sum(path.stat().st_size for path in (world / "whole/iter_0000001").iterdir())
-    disk = work / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size + 2**17}", "tmpfs", disk], capture_output=True, text=True)
-    if mounted.returncode:
-        pytest.skip(f"needs to mount a tmpfs: {mounted.stderr.strip()}")
-    try:
+    with Mounted(work / "disk", f"size={size + 2**17}") as disk:
         arguments = settings(world, disk / "run", **SAVING, **{"trainer.total_training_steps": 1, "checkpoint.save_hf": True})
         (status, said), = finish(start_ranks(1, arguments))
         assert status == 2 and "No space left on device" in said and f"while saving {disk}/run/hf_model" in said, said
         assert "the same command goes on from it" in said and "--resume" not in said, said
         assert latest(disk / "run") == 1
-    finally:
-        subprocess.run(["umount", disk], check=True)
 
 
 @pytest.mark.parametrize("what, lost", [(signal.SIGKILL, 3), (signal.SIGSTOP, 0)], ids=["killed", "hangs"])
