@@ -19,6 +19,7 @@ SHAPES = {  # model_type, hidden, layers, heads, key-value heads, head_dim, ffn,
     "qwen3-0.6b": ("qwen3", 1024, 28, 16, 8, 128, 3072, 151936, True),
     "qwen3-8b": ("qwen3", 4096, 36, 32, 8, 128, 12288, 151936, False),
     "qwen3-32b": ("qwen3", 5120, 64, 64, 8, 128, 25600, 151936, False),
+    "qwen3-32b-16": ("qwen3", 5120, 16, 64, 8, 128, 25600, 151936, False),  # its first quarter: 19 GB
     "qwen3-30b-a3b": ("qwen3_moe", 2048, 48, 32, 4, 128, 768, 151936, False),  # ffn: of one of 128 experts
     "qwen3-30b-a3b-24": ("qwen3_moe", 2048, 24, 32, 4, 128, 768, 151936, False),  # its first half
     "qwen3-30b-a3b-4": ("qwen3_moe", 2048, 4, 32, 4, 128, 768, 151936, False),  # its first four

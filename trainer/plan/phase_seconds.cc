@@ -14,10 +14,9 @@ using distckpt::ceil_div;
 using Work = Phase::Work;
 
 constexpr int kDevicesOfHost = 8;
-constexpr double kNetworkRate = 50e9;    // bytes a second and device between hosts: 400 Gbit/s
-constexpr double kReshardShare = 0.5;    // of the link: docs/benchmarks.md#resharding
-constexpr double kStreamedShare = 0.65;  // of the link each way, when state goes both ways at once
-constexpr double kBytesOfHidden = 2.0;   // of an element between ranks
+constexpr double kNetworkRate = 50e9;   // bytes a second and device between hosts: 400 Gbit/s
+constexpr double kReshardShare = 0.5;   // of the link: docs/benchmarks.md#resharding
+constexpr double kBytesOfHidden = 2.0;  // of an element between ranks
 
 double real(std::int64_t size) {
   return static_cast<double>(size);
@@ -33,19 +32,27 @@ struct Efficiency {
 Efficiency efficiency_of(const models::TransformerConfig& model,
                          const models::MeshShape& mesh,
                          models::Alignment alignment) {
+  const bool bitwise = alignment == models::Alignment::kBitwise;
   if (model.num_moe_experts == 0) {
-    const double generation = mesh.tp() == 1 ? 0.57 : mesh.tp() == 2 ? 0.52 : 0.35;
-    return {.learning = 0.55, .forward = 0.65, .generation = generation};
+    // kBitwise gathers what ranks share instead of adding it up.
+    const double two = bitwise ? 0.36 : 0.52, more = bitwise ? 0.29 : 0.35;
+    const double generation = mesh.tp() == 1 ? 0.62 : mesh.tp() == 2 ? two : more;
+    return {.learning = 0.58, .forward = 0.65, .generation = generation};
   }
   if (mesh.ep() > 1) {
-    const bool bitwise = alignment == models::Alignment::kBitwise;
     // kBitwise sends the result of each choice.
     const double alone = bitwise ? 0.34 : 0.56;
-    return {.learning = bitwise ? 0.29 : 0.3,
+    return {.learning = bitwise ? 0.34 : 0.35,
             .forward = bitwise ? 0.32 : 0.37,
             .generation = mesh.tp() > 1 ? 0.36 : alone};
   }
   return {.learning = 0.33, .forward = 0.33, .generation = mesh.tp() > 1 ? 0.36 : 0.59};
+}
+
+// The share of its link that each of so many devices of a host gets in each direction, when state
+// goes both ways at once: the memory of the host bounds four.
+double streamed_share(int devices) {
+  return devices == 1 ? 0.87 : devices == 2 ? 0.65 : 0.37;
 }
 
 // The share of a message that a ring or an exchange sends: all but a rank's own part.
@@ -80,9 +87,10 @@ class StepClock {
     const auto memory = first_model(role).memory(true);
     const double messages = real(memory.gradients + memory.parameters) *
                             sent(mesh.dp() * mesh.cp()) / rate_among(mesh.world_size());
+    const double share = streamed_share(std::min(setup_.world_size, kDevicesOfHost));
     // State on the host goes up while it comes down, and is updated meanwhile.
     const double state = memory.on_host > 0
-                             ? real(memory.on_host) / (kStreamedShare * setup_.device.host_rate)
+                             ? real(memory.on_host) / (share * setup_.device.host_rate)
                              : 2 * real(memory.optimizer) / setup_.device.memory_rate;
     return messages + state;
   }
