@@ -18,11 +18,12 @@ def write_tokenizer(folder):
     fast.save_pretrained(folder)
 
 
-def write_model(folder, family, seed=7):
-    """Random weights in bf16; 4 layers, 4 blocks with a deepstack of 2."""
+def write_model(folder, family, seed=7, text={}, vision={}):
+    """Random weights in bf16; 4 layers, 4 blocks with a deepstack of 2. `text` and `vision` change the shapes."""
     import torch
     import transformers as T
     T.logging.set_verbosity_error()
+    changes = text, vision
     text = dict(vocab_size=304, hidden_size=64, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, head_dim=16, intermediate_size=96,
                 max_position_embeddings=512, rope_parameters={"rope_type": "default", "rope_theta": 5e6, "mrope_section": [4, 2, 2],
                                                               "mrope_interleaved": True})
@@ -30,6 +31,7 @@ def write_model(folder, family, seed=7):
         text.update(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32)
     vision = dict(depth=4, hidden_size=48, intermediate_size=80, num_heads=3, patch_size=4, spatial_merge_size=2, temporal_patch_size=2,
                   out_hidden_size=64, num_position_embeddings=36, deepstack_visual_indexes=[0, 2])
+    text, vision = text | changes[0], vision | changes[1]
     config = getattr(T, f"{family}Config")(text_config=text, vision_config=vision, tie_word_embeddings=False, image_token_id=5, video_token_id=6,
                                            vision_start_token_id=3, vision_end_token_id=4)
     torch.manual_seed(seed)
