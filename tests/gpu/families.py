@@ -80,7 +80,7 @@ class Family:
 
 
 def meshes(family, prefix):
-    """Of two GPUs: a name and settings each."""
+    """-> {name: settings}, of two GPUs"""
     axes = {"tp2": "tensor_model", "pp2": "pipeline_model", "cp2": "context"} | ({"ep2": "expert_model"} if family.routes else {})
     return {"dp2": {}} | {name: {f"{prefix}.{axis}_parallel_size": 2} for name, axis in axes.items()}
 
