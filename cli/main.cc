@@ -9,6 +9,7 @@
 
 #include "cli/program.h"
 #include "distckpt/base/error.h"
+#include "trainer/rewards/process_guard.h"
 
 namespace ferry::cli {
 namespace {
@@ -37,6 +38,8 @@ void become_torch_program(char** argv) {
 }  // namespace ferry::cli
 
 int main(int argc, char** argv) {
+  if (argc > 1 && std::string_view(argv[1]) == "guard")  // of the programs of a run
+    ferry::trainer::run_guard({argv + 2, argv + argc});
   if (ferry::cli::is_of_models(argc, argv)) {
     ferry::cli::become_torch_program(argv);
     return ferry::cli::run_program(argc, argv, [](CLI::App&) {

@@ -6,6 +6,7 @@
 #include <linux/filter.h>
 #include <linux/mount.h>
 #include <linux/seccomp.h>
+#include <poll.h>
 #include <sched.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
@@ -35,6 +36,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kTemporary = "/dev/shm";
+constexpr int kEndedEarly = 2;  // a status that nobody waits for
 constexpr int kNewNamespaces = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET |
                                CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP;
 
@@ -243,8 +245,13 @@ void become_program(const SandboxOptions& options, bool as_nobody) {
 
 // The first process of the sandbox, with which all others end. It is not the program itself, since
 // the kernel keeps signals from a first process that does not handle them.
-int watch_over_program(const SandboxOptions& options, bool as_nobody) {
+// `parent` ends when the parent does.
+int watch_over_program(const SandboxOptions& options,
+                       bool as_nobody,
+                       const distckpt::Descriptor& parent) {
   check(prctl(PR_SET_PDEATHSIG, SIGKILL) == 0, "the end of its parent");
+  pollfd ended{parent.get(), POLLIN, 0};  // before that was set
+  if (poll(&ended, 1, 0) > 0) return kEndedEarly;
   check(setsid() >= 0, "a session without the terminal, into which it could type");
   make_files(options);
   set_limit(RLIMIT_CORE, 0, "core files");
@@ -263,11 +270,16 @@ int watch_over_program(const SandboxOptions& options, bool as_nobody) {
 int run_in_sandbox(const SandboxOptions& options) {
   const bool as_nobody = enter_user_namespace(CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC |
                                               CLONE_NEWUTS | (options.network ? 0 : CLONE_NEWNET));
+  std::array<int, 2> ends{};
+  check(pipe2(ends.data(), O_CLOEXEC) == 0, "pipe");
+  const distckpt::Descriptor of_child(ends[0]);
+  distckpt::Descriptor held(ends[1]);
   const auto child = fork();
   check(child >= 0, "fork");
   if (child == 0) {
+    held = {};
     try {
-      _exit(watch_over_program(options, as_nobody));
+      _exit(watch_over_program(options, as_nobody, of_child));
     } catch (const Error& error) {
       fmt::print(stderr, "error: {}\n", error.what());
       _exit(2);

@@ -1,6 +1,7 @@
 #include "trainer/replicas/replica_fleet.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <thread>
@@ -53,7 +54,7 @@ void ReplicaFleet::write(const std::string& event, const nlohmann::ordered_json&
 
 void ReplicaFleet::start(std::size_t slot) {
   auto& one = slots_[slot];
-  const std::string program = "/proc/self/exe";  // this one, even if its file was replaced
+  const auto program = fmt::format("/proc/{}/exe", getpid());  // this one, even if replaced
   one.has_joined = false;
   one.started = Clock::now();
   one.process = std::make_unique<ChildProcess>(std::vector<std::string>{

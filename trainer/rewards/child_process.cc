@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <spawn.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -11,8 +12,10 @@
 #include <csignal>
 #include <cstring>
 #include <thread>
+#include <utility>
 
 #include "distckpt/base/error.h"
+#include "trainer/rewards/process_guard.h"
 
 extern char** environ;
 
@@ -20,6 +23,9 @@ namespace ferry::trainer {
 namespace {
 
 constexpr std::size_t kLongestLine = std::size_t{16} << 20;
+
+constexpr auto kToEnd = std::chrono::seconds(1);
+constexpr auto kToBeKilled = std::chrono::seconds(5);  // by a guard, which goes on trying alone
 
 struct Pipe {
   distckpt::Descriptor read{};
@@ -29,6 +35,13 @@ struct Pipe {
 Pipe make_pipe() {
   std::array<int, 2> ends{};
   require(pipe2(ends.data(), O_CLOEXEC) == 0, ErrorKind::kIo, "pipe: {}", std::strerror(errno));
+  return {distckpt::Descriptor(ends[0]), distckpt::Descriptor(ends[1])};
+}
+
+std::pair<distckpt::Descriptor, distckpt::Descriptor> make_sockets() {
+  std::array<int, 2> ends{};
+  require(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) == 0, ErrorKind::kIo,
+          "socketpair: {}", std::strerror(errno));
   return {distckpt::Descriptor(ends[0]), distckpt::Descriptor(ends[1])};
 }
 
@@ -66,15 +79,45 @@ std::string describe(int status) {
                              : fmt::format("exit status {}", WEXITSTATUS(status));
 }
 
-// Waits for the end of the process, but no longer than that.
-std::optional<int> wait_for(pid_t pid, std::chrono::milliseconds limit) {
-  const auto deadline = std::chrono::steady_clock::now() + limit;
-  for (int status = 0;;) {
-    if (waitpid(pid, &status, WNOHANG) == pid) return status;
-    if (std::chrono::steady_clock::now() >= deadline) return std::nullopt;
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+class SpawnActions {
+ public:
+  SpawnActions() {
+    posix_spawn_file_actions_init(&files_);
+    posix_spawnattr_init(&attributes_);
+    sigset_t none, ignored_here;
+    sigemptyset(&none);
+    sigemptyset(&ignored_here);
+    sigaddset(&ignored_here, SIGPIPE);
+    sigaddset(&ignored_here, SIGXFSZ);
+    posix_spawnattr_setsigmask(&attributes_, &none);
+    posix_spawnattr_setsigdefault(&attributes_, &ignored_here);
+    posix_spawnattr_setpgroup(&attributes_, 0);
+    posix_spawnattr_setflags(
+        &attributes_, POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
   }
-}
+  ~SpawnActions() {
+    posix_spawnattr_destroy(&attributes_);
+    posix_spawn_file_actions_destroy(&files_);
+  }
+  SpawnActions(const SpawnActions&) = delete;
+  SpawnActions& operator=(const SpawnActions&) = delete;
+
+  void give(const distckpt::Descriptor& file, int fd) {
+    posix_spawn_file_actions_adddup2(&files_, file.get(), fd);
+  }
+
+  // Returns an errno.
+  int spawn(std::vector<std::string>& words, pid_t& pid) {
+    std::vector<char*> arguments;
+    for (auto& word : words) arguments.push_back(word.data());
+    arguments.push_back(nullptr);
+    return posix_spawnp(&pid, arguments.front(), &files_, &attributes_, arguments.data(), environ);
+  }
+
+ private:
+  posix_spawn_file_actions_t files_{};
+  posix_spawnattr_t attributes_{};
+};
 
 }  // namespace
 
@@ -83,30 +126,24 @@ ChildProcess::ChildProcess(const std::string& command)
 
 ChildProcess::ChildProcess(const std::vector<std::string>& words) {
   auto input = make_pipe(), output = make_pipe();
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_adddup2(&actions, input.read.get(), STDIN_FILENO);
-  posix_spawn_file_actions_adddup2(&actions, output.write.get(), STDOUT_FILENO);
-  posix_spawnattr_t attributes;
-  posix_spawnattr_init(&attributes);
-  sigset_t none, ignored_here;
-  sigemptyset(&none);
-  sigemptyset(&ignored_here);
-  sigaddset(&ignored_here, SIGPIPE);
-  sigaddset(&ignored_here, SIGXFSZ);
-  posix_spawnattr_setsigmask(&attributes, &none);
-  posix_spawnattr_setsigdefault(&attributes, &ignored_here);
-  posix_spawnattr_setpgroup(&attributes, 0);
-  posix_spawnattr_setflags(&attributes,
-                           POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
-  auto texts = words;
-  std::vector<char*> arguments;
-  for (auto& text : texts) arguments.push_back(text.data());
-  arguments.push_back(nullptr);
-  const int error =
-      posix_spawnp(&pid_, arguments.front(), &actions, &attributes, arguments.data(), environ);
-  posix_spawnattr_destroy(&attributes);
-  posix_spawn_file_actions_destroy(&actions);
+  auto [socket, its_socket] = make_sockets();
+  // Another number, under which it stays open: the same one would stay closed on exec.
+  const int fd = its_socket.get() == 3 ? 4 : 3;
+  auto texts = guarded(words, fd);
+  const bool has_guard = !texts.empty();
+  if (!has_guard) texts = words;
+  SpawnActions actions;
+  actions.give(input.read, STDIN_FILENO);
+  actions.give(output.write, STDOUT_FILENO);
+  if (has_guard) actions.give(its_socket, fd);
+  int error = actions.spawn(texts, pid_);
+  if (error == 0 && has_guard) {
+    guard_ = std::move(socket);
+    its_socket = {};
+    const auto count = recv(guard_.get(), &error, sizeof(error), MSG_WAITALL);
+    if (count != sizeof(error)) error = ECHILD;
+    if (error != 0) wait_for_end(kToEnd);
+  }
   require(error == 0, ErrorKind::kIo, "{}: cannot be started: {}", words.front(),
           std::strerror(error));
   input_ = std::move(input.write);
@@ -117,9 +154,28 @@ ChildProcess::ChildProcess(const std::vector<std::string>& words) {
 
 ChildProcess::~ChildProcess() {
   input_ = {};
-  const bool gone = pid_ < 0 || wait_for(pid_, std::chrono::seconds(1));
-  if (pid_ > 0) kill(-pid_, SIGKILL);  // what it has started, too
-  if (!gone) waitpid(pid_, nullptr, 0);
+  if (pid_ < 0) return;
+  if (guard_) {
+    guard_ = {};
+    wait_for_end(kToBeKilled);
+  } else if (!wait_for_end(kToEnd)) {
+    kill(-pid_, SIGKILL);
+    waitpid(pid_, nullptr, 0);
+  }
+}
+
+std::optional<int> ChildProcess::wait_for_end(std::chrono::milliseconds limit) {
+  if (guard_) ::send(guard_.get(), &kEndWithProgram, 1, MSG_NOSIGNAL);
+  const auto deadline = std::chrono::steady_clock::now() + limit;
+  for (int status = 0;;) {
+    if (waitpid(pid_, &status, WNOHANG) == pid_) {
+      if (!guard_) kill(-pid_, SIGKILL);  // what it has started, too
+      pid_ = -1;
+      return status;
+    }
+    if (std::chrono::steady_clock::now() >= deadline) return std::nullopt;
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
 }
 
 std::optional<std::string> ChildProcess::exchange(std::string_view& unsent,
@@ -159,11 +215,7 @@ void ChildProcess::receive() {
     require(received_.size() <= kLongestLine || received_.find('\n') != std::string::npos,
             ErrorKind::kCorrupt, "a line of more than {} bytes", kLongestLine);
   } else if (count == 0 || (errno != EAGAIN && errno != EINTR)) {
-    const auto status = wait_for(pid_, std::chrono::seconds(1));
-    if (status) {
-      kill(-pid_, SIGKILL);
-      pid_ = -1;
-    }
+    const auto status = wait_for_end(kToEnd);
     ended_ = status ? describe(*status) : "closed its output";
   }
 }

@@ -1,5 +1,7 @@
 // A program that is spoken to by lines: its standard input and output are ours, its standard error
-// is ours, too. It lives in a process group of its own, which ends with this object.
+// is ours, too. It ends with this object, and with this process, however that ends; so does all
+// that it has started (process_guard.h). Where no guard is there, a process group of its own ends
+// with this object.
 #pragma once
 
 #include <sys/types.h>
@@ -20,7 +22,7 @@ class ChildProcess {
   explicit ChildProcess(const std::string& command);
   // A program, found as the shell finds it, and its arguments. Throws Error(kIo).
   explicit ChildProcess(const std::vector<std::string>& words);
-  // Closes the input and gives the program a second to end by itself.
+  // Closes the input and gives the program a second to end by itself. Then it is killed.
   ~ChildProcess();
   ChildProcess(const ChildProcess&) = delete;
   ChildProcess& operator=(const ChildProcess&) = delete;
@@ -40,8 +42,12 @@ class ChildProcess {
   void send(std::string_view& unsent);
   void receive();
 
-  pid_t pid_ = -1;
-  distckpt::Descriptor input_;  // the program's
+  // Waits for the end of the program, but no longer than that, and of all that it has started.
+  std::optional<int> wait_for_end(std::chrono::milliseconds limit);
+
+  pid_t pid_ = -1;                // the guard's, if there is one
+  distckpt::Descriptor guard_{};  // its socket
+  distckpt::Descriptor input_;    // the program's
   distckpt::Descriptor output_;
   std::string received_;
   std::optional<std::string> ended_;
