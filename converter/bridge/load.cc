@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "converter/bridge/carried_tensors.h"
+#include "converter/bridge/whole_checksums.h"
 #include "converter/conversion_plan.h"
 #include "converter/families/megatron_links.h"
 #include "converter/optimizer/optimizer_tensors.h"
@@ -84,9 +85,14 @@ class LoadPlanner {
     for (const auto& planned : plan.tensors) {
       if (!planned.replicas.empty()) result_.second_copies.push_back(planned.tensor.name);
     }
+    if (options_.amendment == nullptr)  // else each tensor is read whole
+      checksums_ = checksums_to_read(plan, mesh_, checkpoint_.checksums);
     result_.copy = distckpt::part_of_rank(std::move(plan), mesh_);
     return std::move(result_);
   }
+
+  // After plan(): those that this rank reads besides.
+  const std::vector<std::uint32_t>& checksums() const { return checksums_; }
 
  private:
   // The tensors that both sides have, in the order of the checkpoint; links of others are taken
@@ -163,7 +169,17 @@ class LoadPlanner {
   distckpt::TensorMap source_;
   distckpt::TensorMap target_;
   LoadPlan result_;
+  std::vector<std::uint32_t> checksums_;
 };
+
+LoadPlan plan_with(LoadPlanner& planner, const Checkpoint& checkpoint, std::size_t num_ranks) {
+  return with_context(
+      [&] {
+        return fmt::format("planning to load {} onto {} ranks", checkpoint.location.folder.string(),
+                           num_ranks);
+      },
+      [&] { return planner.plan(); });
+}
 
 // An amendment numbers tensors as the checkpoint does, a plan those that the rank has a part of.
 class AmendedTensors {
@@ -216,12 +232,8 @@ TransformerConfig with_value_head(TransformerConfig config) {
 LoadPlan plan_load(const Checkpoint& checkpoint,
                    const distckpt::MeshLayout& mesh,
                    const LoadOptions& options) {
-  return with_context(
-      [&] {
-        return fmt::format("planning to load {} onto {} ranks", checkpoint.location.folder.string(),
-                           mesh.ranks.size());
-      },
-      [&] { return LoadPlanner(checkpoint, mesh, options).plan(); });
+  LoadPlanner planner(checkpoint, mesh, options);
+  return plan_with(planner, checkpoint, mesh.ranks.size());
 }
 
 LoadReport load(const Checkpoint& checkpoint,
@@ -231,7 +243,8 @@ LoadReport load(const Checkpoint& checkpoint,
                 const ProgressFunction& progress) {
   const distckpt::Stopwatch stopwatch;
   check_derived(checkpoint);
-  auto plan = plan_load(checkpoint, mesh, options);
+  LoadPlanner planner(checkpoint, mesh, options);
+  auto plan = plan_with(planner, checkpoint, mesh.ranks.size());
   distckpt::ExecutorOptions how{.threads = options.threads,
                                 .max_memory = options.max_memory,
                                 .staging = options.staging,
@@ -251,6 +264,7 @@ LoadReport load(const Checkpoint& checkpoint,
                                        : executor.submit_pieces(plan.copy, *source, memory),
                                "loading", progress);
     source->verify_checksums();
+    read_checksums(*source, checkpoint.checksums, planner.checksums(), options.threads);
     if (amended) amended->finish(*amendment, done.digests);
     memory.finish();
     return {.bytes = done.bytes,

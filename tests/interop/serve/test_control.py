@@ -4,6 +4,8 @@ import threading
 import time
 
 import pytest
+import safetensors
+import torch
 import transformers
 
 from served import NAME, make_talker, save_weights, serve
@@ -125,6 +127,26 @@ def test_an_update_that_breaks_off_leaves_all_ranks_the_weights_of_before(engine
         assert "output_layer.weight" in message and message.endswith("; the weights are those of before"), message
         assert answer(served) == expected["talker"]
         served.post("/update_weights", checkpoint=str(other))
+        assert answer(served) == expected["other"]
+
+
+def test_damage_where_no_rank_reads_a_tensor_whole_is_found(talker, other, expected, work):
+    """Each of two ranks takes half of a tensor, whose checksum is of the whole; one byte of it is flipped."""
+    run_ok("convert", other, work / "whole")
+    file = max((work / "whole").rglob("*.distcp"), key=lambda path: path.stat().st_size)
+    good = file.read_bytes()
+    with serve(talker, "--tp", 2) as served, safetensors.safe_open(other / "model.safetensors", "pt") as tensors:
+        for name, place in (("lm_head.weight", 0.1), ("model.layers.1.self_attn.o_proj.weight", 0.7), ("model.layers.0.mlp.down_proj.weight", 0.2)):
+            stored = tensors.get_tensor(name).view(torch.uint8).numpy().tobytes()
+            assert good.count(stored) == 1
+            flipped = bytearray(good)
+            flipped[good.index(stored) + int(len(stored) * place)] ^= 1
+            file.write_bytes(flipped)
+            message = served.post("/update_weights", 500, checkpoint=str(work / "whole"))["error"]["message"]
+            assert "CRC-32" in message and message.endswith("; the weights are those of before"), message
+            assert answer(served) == expected["talker"]
+        file.write_bytes(good)
+        served.post("/update_weights", checkpoint=str(work / "whole"))
         assert answer(served) == expected["other"]
 
 
