@@ -12,7 +12,8 @@ using rollout::RequestOutput;
 
 namespace {
 
-constexpr std::chrono::seconds kIdle{5};
+constexpr std::chrono::milliseconds kIdle{5000};
+constexpr std::chrono::milliseconds kOpening{10};  // the same while weights are opened elsewhere
 
 }  // namespace
 
@@ -46,12 +47,14 @@ void EngineLoop::run() {
     std::vector<Command> commands;
     {
       std::unique_lock lock(mutex_);
-      arrived_.wait_for(lock, kIdle, [&] { return stopping_ || !commands_.empty() || has_work(); });
+      arrived_.wait_for(lock, opening_ ? kOpening : kIdle,
+                        [&] { return stopping_ || !commands_.empty() || has_work(); });
       if (stopping_) return;
       commands.swap(commands_);
     }
     if (commands.empty() && !has_work()) idle();
     for (const auto& command : commands) command();
+    take_opened();
     finish_draining();
     if (may_step() && engine_.has_unfinished()) step();
     if (!commands.empty() || !to_report_.empty()) report(std::exchange(to_report_, {}));
@@ -207,12 +210,21 @@ void EngineLoop::reset_prefix_cache(Done done) {
 }
 
 void EngineLoop::open_weights(WeightSource source, Done done) {
-  const auto body = [this, source = std::move(source)] {
+  const auto begin = [this, source] {
     require(!status_.is_sleeping, ErrorKind::kUsage, "the engine sleeps: wake it up first");
     opened_ = nullptr;
-    opened_ = engine_.open_weights(source);
+    engine_.begin_open_weights(source);
   };
-  post_quiet({.body = body, .done = std::move(done)});
+  const auto end = [this, source] { opened_ = engine_.open_weights(source); };
+  const auto begun = [this, end, done = std::move(done)](const std::optional<Error>& error) {
+    if (error) return done(error);
+    opening_ = QuietCommand{.body = end, .done = done};
+  };
+  post_quiet({.body = begin, .done = begun});
+}
+
+void EngineLoop::take_opened() {
+  if (opening_ && (handed_over_ || !engine_.is_opening())) act(*std::exchange(opening_, {}));
 }
 
 void EngineLoop::load_weights(PauseMode mode, Done done) {

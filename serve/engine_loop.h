@@ -43,6 +43,12 @@ class EngineSteps {
   virtual std::vector<rollout::RequestOutput> step() = 0;
   virtual rollout::EngineStats stats() const = 0;
   virtual void reset_prefix_cache() = 0;
+  // Begins to open a checkpoint in the background, for the open_weights() of the same source that
+  // follows. Other calls may come before. Errors are thrown by open_weights().
+  virtual void begin_open_weights(const WeightSource& /*source*/) {}
+  // Whether open_weights() would wait for what was begun; a rank elsewhere says so with its
+  // answers.
+  virtual bool is_opening() const { return false; }
   // Opens a checkpoint, or throws before any weight has changed. The result loads it, once; other
   // calls may come before. Previous weights are an Error(kIo) where their files are not what they
   // were.
@@ -101,7 +107,7 @@ class EngineLoop {
   void resume(Done done);
   void reset_prefix_cache(Done done);
   // Other weights, in three steps, so that several engines change theirs together or not at all.
-  // Opens them between two steps: nothing pauses, nothing changes.
+  // Opens them while steps are taken: nothing pauses, nothing changes.
   void open_weights(WeightSource source, Done done);
   // Loads what was opened. No step is taken from then on, and further commands wait. Requests that
   // go on (kKeep) compute their tokens so far again, with the new weights.
@@ -143,6 +149,7 @@ class EngineLoop {
   void step();
   void idle();
   void load();
+  void take_opened();
   void take_weights(bool succeeded);
   void report(std::vector<rollout::RequestOutput> outputs);
   static std::optional<Error> attempt(const std::function<void()>& body);
@@ -161,10 +168,11 @@ class EngineLoop {
   std::optional<Error> handed_over_;  // the failure after which others answer
   std::deque<NewRequest> held_;
   std::set<std::string> under_way_;
-  std::deque<Command> after_draining_;  // commands that wait until nothing is under way
-  std::function<void()> opened_;        // loads the weights of the next update
-  bool is_updating_ = false;            // since they began to be loaded
-  bool lacked_weights_ = false;         // before
+  std::deque<Command> after_draining_;   // commands that wait until nothing is under way
+  std::optional<QuietCommand> opening_;  // takes the weights of the next update, once they are open
+  std::function<void()> opened_;         // loads them
+  bool is_updating_ = false;             // since they began to be loaded
+  bool lacked_weights_ = false;          // before
   std::vector<QuietCommand> after_update_;
   std::vector<rollout::RequestOutput> to_report_;
 };

@@ -87,6 +87,17 @@ ImageFiles read_images(const json& list) {
   return std::make_shared<const std::vector<std::string>>(std::move(files));
 }
 
+json source_call(const char* name, const WeightSource& source) {
+  return {name, source.checkpoint, source.iteration, source.delta, source.are_previous};
+}
+
+WeightSource read_source(const json& call) {
+  return {.checkpoint = call.at(1).get<std::string>(),
+          .iteration = call.at(2).get<std::string>(),
+          .delta = call.at(3).get<std::string>(),
+          .are_previous = call.at(4).get<bool>()};
+}
+
 }  // namespace
 
 json add_request_call(const std::string& request_id,
@@ -104,8 +115,12 @@ json abort_call(const std::string& request_id, std::int64_t index) {
   return {"abort_sample", request_id, index};
 }
 
+json begin_open_weights_call(const WeightSource& source) {
+  return source_call("begin_open_weights", source);
+}
+
 json open_weights_call(const WeightSource& source) {
-  return {"open_weights", source.checkpoint, source.iteration, source.delta, source.are_previous};
+  return source_call("open_weights", source);
 }
 
 json error_json(const Error& error) {
@@ -131,10 +146,9 @@ std::vector<rollout::RequestOutput> make_call(CalledEngine& called, const json& 
     engine.reset_prefix_cache();
   } else if (name == "open_weights") {
     load = nullptr;
-    load = engine.open_weights({.checkpoint = call.at(1).get<std::string>(),
-                                .iteration = call.at(2).get<std::string>(),
-                                .delta = call.at(3).get<std::string>(),
-                                .are_previous = call.at(4).get<bool>()});
+    load = engine.open_weights(read_source(call));
+  } else if (name == "begin_open_weights") {
+    engine.begin_open_weights(read_source(call));
   } else if (name == "load_weights") {
     require(load != nullptr, ErrorKind::kIo, "the weights that rank 0 loads could not be opened");
     std::exchange(load, nullptr)();

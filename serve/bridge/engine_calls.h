@@ -16,6 +16,7 @@ nlohmann::json add_request_call(const std::string& request_id,
                                 const ImageFiles& images);
 nlohmann::json abort_call(const std::string& request_id);
 nlohmann::json abort_call(const std::string& request_id, std::int64_t index);
+nlohmann::json begin_open_weights_call(const WeightSource& source);
 nlohmann::json open_weights_call(const WeightSource& source);
 
 nlohmann::json error_json(const Error& error);

@@ -68,6 +68,12 @@ void RankedEngine::do_together(const std::function<void()>& mine) {
   if (failed) throw Error(*failed);
 }
 
+void RankedEngine::begin_open_weights(const WeightSource& source) {
+  calls_.push_back(begin_open_weights_call(source));
+  tell();
+  mine_.begin_open_weights(source);
+}
+
 std::function<void()> RankedEngine::open_weights(const WeightSource& source) {
   std::function<void()> load;
   calls_.push_back(open_weights_call(source));

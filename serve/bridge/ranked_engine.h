@@ -31,6 +31,8 @@ class RankedEngine : public EngineSteps {
   std::vector<rollout::RequestOutput> step() override;
   rollout::EngineStats stats() const override { return mine_.stats(); }
   void reset_prefix_cache() override;
+  void begin_open_weights(const WeightSource& source) override;
+  bool is_opening() const override { return mine_.is_opening(); }
   std::function<void()> open_weights(const WeightSource& source) override;
   void sleep(int level) override;
   void wake_up() override;

@@ -112,6 +112,7 @@ json RemoteEngine::ask(const json& call) {
   }
   auto answer = from_cbor<json>(received);
   has_unfinished_ = answer.at("has_unfinished").get<bool>();
+  is_opening_ = answer.at("is_opening").get<bool>();
   stats_ = read_stats(answer.at("stats"));
   if (!answer.at("error").is_null()) throw read_error(answer.at("error"));
   return std::move(answer.at("outputs"));
@@ -141,6 +142,10 @@ std::vector<RequestOutput> RemoteEngine::step() {
 
 void RemoteEngine::reset_prefix_cache() {
   ask({"reset_prefix_cache"});
+}
+
+void RemoteEngine::begin_open_weights(const WeightSource& source) {
+  ask(begin_open_weights_call(source));
 }
 
 std::function<void()> RemoteEngine::open_weights(const WeightSource& source) {
@@ -191,6 +196,7 @@ void answer_calls(EngineSteps& mine, const models::Mailbox& mail) {
     mail.send(to_cbor(json{{"outputs", std::move(outputs)},
                            {"error", std::move(error)},
                            {"has_unfinished", mine.has_unfinished()},
+                           {"is_opening", mine.is_opening()},
                            {"stats", stats_json(mine.stats())}}),
               0, "the engine's answer");
   }

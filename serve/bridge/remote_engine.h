@@ -30,6 +30,8 @@ class RemoteEngine : public EngineSteps {
   std::vector<rollout::RequestOutput> step() override;
   rollout::EngineStats stats() const override { return stats_; }
   void reset_prefix_cache() override;
+  void begin_open_weights(const WeightSource& source) override;
+  bool is_opening() const override { return is_opening_; }
   std::function<void()> open_weights(const WeightSource& source) override;
   void sleep(int level) override;
   void wake_up() override;
@@ -46,6 +48,7 @@ class RemoteEngine : public EngineSteps {
   int rank_;
   nlohmann::json calls_ = nlohmann::json::array();  // that need no answer, since the last message
   bool has_unfinished_ = false;
+  bool is_opening_ = false;
   rollout::EngineStats stats_{};
   std::optional<Error> lost_{};  // why no message reaches the other rank
 };

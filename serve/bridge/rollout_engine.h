@@ -1,8 +1,10 @@
 // rollout::LLMEngine as the server's engine: the only part of the server that needs LibTorch.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
+#include <future>
 #include <memory>
 #include <string>
 #include <utility>
@@ -20,7 +22,8 @@ class RolloutEngine : public EngineSteps {
  public:
   using OpenWeights = std::function<std::function<void()>(const WeightSource&)>;
 
-  // The model outlives this. `images`: those in prompts; null: they are refused.
+  // The model outlives this. `images`: those in prompts; null: they are refused. `open_weights` is
+  // also called on a thread of its own, between the loading of weights.
   RolloutEngine(models::GPTModel& model,
                 rollout::EngineOptions options,
                 OpenWeights open_weights,
@@ -45,8 +48,15 @@ class RolloutEngine : public EngineSteps {
   std::vector<rollout::RequestOutput> step() override { return engine_.step(); }
   rollout::EngineStats stats() const override { return engine_.stats(); }
   void reset_prefix_cache() override { engine_.reset_prefix_cache(); }
+  void begin_open_weights(const WeightSource& source) override {
+    opening_ = std::async(std::launch::async, open_weights_, source);
+  }
+  bool is_opening() const override {
+    return opening_.valid() &&
+           opening_.wait_for(std::chrono::seconds(0)) == std::future_status::timeout;
+  }
   std::function<void()> open_weights(const WeightSource& source) override {
-    return open_weights_(source);
+    return opening_.valid() ? opening_.get() : open_weights_(source);
   }
   void sleep(int level) override { engine_.sleep(level); }
   void wake_up() override { engine_.wake_up(); }
@@ -63,6 +73,7 @@ class RolloutEngine : public EngineSteps {
   models::GPTModel& model_;
   rollout::LLMEngine engine_;
   OpenWeights open_weights_;
+  std::future<std::function<void()>> opening_{};  // waits for its thread where it is destroyed
   std::shared_ptr<DecodedImages> images_;
 };
 

@@ -48,6 +48,26 @@ class EngineLoopTest : public fake_engine::AnswersTest {
 
 constexpr std::int64_t kEndless = 1'000'000'000;
 
+TEST_F(EngineLoopTest, AnswersWhileWeightsAreOpened) {
+  add("a", kEndless);
+  wait_for_tokens("a", 1);
+  engine_.opening = true;
+  std::promise<std::string> opened;
+  loop().open_weights({"x", ""}, [&](const std::optional<Error>& error) {
+    opened.set_value(error ? error->what() : "");
+  });
+  auto result = opened.get_future();
+  wait_for_tokens("a", num_tokens("a") + 1000);
+  add("b", 3);
+  EXPECT_EQ(tokens_of("b").size(), 3U);
+  EXPECT_EQ(engine_.num_begun, 1);
+  EXPECT_EQ(result.wait_for(std::chrono::seconds(0)), std::future_status::timeout);
+  engine_.opening = false;
+  EXPECT_EQ(result.get(), "");
+  EXPECT_EQ(result_of([&](auto done) { loop().load_weights(PauseMode::kKeep, done); }), "");
+  EXPECT_EQ(engine_.weights, 1000);
+}
+
 TEST_F(EngineLoopTest, RequestsThatArriveMeanwhileAreAnswered) {
   add("a", 50);
   wait_for_tokens("a", 1);

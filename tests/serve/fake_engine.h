@@ -70,6 +70,8 @@ class FakeEngine : public EngineSteps {
   }
   void reset_prefix_cache() override { ++num_resets; }
   bool is_lost() const override { return lost; }
+  void begin_open_weights(const WeightSource& /*source*/) override { ++num_begun; }
+  bool is_opening() const override { return opening; }
   std::function<void()> open_weights(const WeightSource& source) override {
     require(!lost, ErrorKind::kIo, "missing: rank 1");
     require(source.checkpoint != "absent", ErrorKind::kNotFound, "absent: does not exist");
@@ -98,7 +100,9 @@ class FakeEngine : public EngineSteps {
   }
   void wake_up() override { sleeps = 0; }
 
-  std::atomic<int> num_aborted = 0, num_steps = 0, num_resets = 0, num_idle = 0, sleeps = 0;
+  std::atomic<bool> opening = false;  // open_weights() would wait
+  std::atomic<int> num_begun = 0, num_aborted = 0, num_steps = 0, num_resets = 0, num_idle = 0,
+                   sleeps = 0;
   std::atomic<std::int64_t> weights = 0;
   std::atomic<bool> fails = false, lost = false, old_files_changed = false, fails_to_load = false;
   std::string refused = "none";  // a checkpoint that this engine alone does not take

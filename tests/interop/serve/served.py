@@ -60,8 +60,8 @@ class Served:
         connection.close()
         return result
 
-    def post(self, path, status=200, **body):
-        got, _, answer = self.ask("POST", path, body)
+    def post(self, path, status=200, timeout=60, **body):
+        got, _, answer = self.ask("POST", path, body, timeout=timeout)
         assert got == status, (got, answer)
         return json.loads(answer) if answer else None
 

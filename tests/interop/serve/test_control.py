@@ -8,6 +8,7 @@ import safetensors
 import torch
 import transformers
 
+from servers import serve_faults, serve_files
 from served import NAME, make_talker, save_weights, serve
 from support import run_ok
 
@@ -147,6 +148,23 @@ def test_damage_where_no_rank_reads_a_tensor_whole_is_found(talker, other, expec
             assert answer(served) == expected["talker"]
         file.write_bytes(good)
         served.post("/update_weights", checkpoint=str(work / "whole"))
+        assert answer(served) == expected["other"]
+
+
+@pytest.mark.parametrize("engines", [(), ("--tp", 2), ("--dp", 2)])
+def test_answers_go_on_while_weights_are_opened_over_a_slow_network(engines, talker, other, expected):
+    asked, answers = threading.Event(), threading.Event()
+
+    def wait(number, request, reply):
+        asked.set()
+        answers.wait(60)
+
+    with serve_files(other.parent) as files, serve_faults(files.url, wait) as slow, serve(talker, *engines) as served:
+        updated = in_background(lambda: served.post("/update_weights", checkpoint=f"{slow.url}/{other.name}"))
+        assert asked.wait(60)
+        assert [answer(served) for _ in range(5)] == [expected["talker"]] * 5
+        answers.set()
+        updated()
         assert answer(served) == expected["other"]
 
 

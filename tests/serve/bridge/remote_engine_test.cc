@@ -84,6 +84,12 @@ TEST(RemoteEngine, OpensWeightsBeforeItLoadsThem) {
   with_remote(engine, [&](RemoteEngine& remote) {
     EXPECT_TRUE(fails(ErrorKind::kNotFound, {"absent: does not exist"},
                       [&] { remote.open_weights({.checkpoint = "absent"}); }));
+    engine.opening = true;
+    remote.begin_open_weights({.checkpoint = "new"});
+    EXPECT_TRUE(remote.is_opening());
+    engine.opening = false;
+    remote.idle();
+    EXPECT_FALSE(remote.is_opening());
     const auto load = remote.open_weights({.checkpoint = "new"});
     EXPECT_EQ(engine.weights, 0);
     load();
