@@ -9,6 +9,56 @@ namespace ferry::rollout::text {
 
 using nlohmann::ordered_json;
 
+namespace {
+
+constexpr std::size_t kLongestString = 65536;  // bytes behind an end that may be within it
+
+// What lies between the markers.
+bool is_json(ToolFormat format) {
+  return format == ToolFormat::kHermes || format == ToolFormat::kKimiK2 ||
+         format == ToolFormat::kDeepSeekV3 || format == ToolFormat::kDeepSeekV31;
+}
+
+// Goes on with a text whose beginnings it has seen.
+class StringsOfJson {
+ public:
+  bool in_string_at(std::string_view text, std::size_t to) {
+    for (; at_ < to; ++at_) {
+      if (!escaped_ && text[at_] == '"') in_string_ = !in_string_;
+      escaped_ = !escaped_ && text[at_] == '\\';
+    }
+    return in_string_;
+  }
+
+ private:
+  std::size_t at_ = 0;
+  bool in_string_ = false;
+  bool escaped_ = false;
+};
+
+// The end of the call with which the text begins; npos: it may be still to come. An end inside a
+// string of JSON, as of a model that writes about calls, is one only if no later one ends a call
+// that parses: a quote that is missing hides the calls behind it no further than that.
+std::size_t end_of_call(const std::string& text,
+                        std::string_view end,
+                        ToolFormat format,
+                        const ToolCallBody& body,
+                        bool is_last) {
+  const auto first = text.find(end);
+  if (first == std::string::npos || !is_json(format)) return first;
+  StringsOfJson strings;
+  for (auto at = first; at != std::string::npos; at = text.find(end, at + end.size())) {
+    if (at - first >= kLongestString) return first;
+    if (strings.in_string_at(text, at)) continue;
+    std::vector<ToolCall> unused;
+    return at == first || body.read(std::string_view(text).substr(0, at), unused) ? at : first;
+  }
+  const bool waits = text.size() - first < kLongestString + end.size();
+  return waits && !is_last ? std::string::npos : first;
+}
+
+}  // namespace
+
 ToolCallParser::ToolCallParser(ToolFormat format, const ordered_json& tools)
     : format_(format), markers_(markers_of(format)), body_(format, tools) {
   if (has_channels(format)) harmony_.emplace(/*finds_calls=*/!tools.empty());
@@ -54,7 +104,7 @@ void ToolCallParser::scan(bool is_last, Part& part) {
       pending_.erase(0, at + begin.size());
       in_call_ = true;
     }
-    const auto at = pending_.find(end);
+    const auto at = end_of_call(pending_, end, format_, body_, is_last);
     if (at == std::string::npos) break;
     const auto body = pending_.substr(0, at);
     pending_.erase(0, at + end.size());

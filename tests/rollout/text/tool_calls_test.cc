@@ -114,6 +114,30 @@ TEST(ToolCalls, ACallThatDoesNotParseIsText) {
     expect(ToolFormat::kHermes, text, text, {});
 }
 
+TEST(ToolCalls, AnEndInsideAStringIsAPartOfIt) {
+  expect(ToolFormat::kHermes,
+         "<tool_call>{\"name\": \"f\", \"arguments\": {\"s\": \"\\\"</tool_call>\\\\\", \"n\": \"a "
+         "</tool_call> b</tool_call>\"}}</tool_call> and <tool_call>{\"name\": \"g\"}</tool_call>",
+         " and",
+         {{"f", R"({"s":"\"</tool_call>\\","n":"a </tool_call> b</tool_call>"})"}, {"g", "{}"}});
+  expect(ToolFormat::kKimiK2,
+         "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{\"s\": "
+         "\"<|tool_call_end|>\"}<|tool_call_end|>",
+         "", {{"f", R"({"s":"<|tool_call_end|>"})", "functions.f:0"}});
+}
+
+TEST(ToolCalls, AQuoteThatIsMissingHidesNoCallBehindIt) {
+  const std::string broken = "<tool_call>{\"name\": \"f}</tool_call>",
+                    good = "<tool_call>{\"name\": \"g\", \"arguments\": {}}</tool_call>";
+  expect(ToolFormat::kHermes, broken + good, broken, {{"g", "{}"}});
+  expect(ToolFormat::kHermes, broken + broken + good, broken + broken, {{"g", "{}"}});
+  const auto far = broken + std::string(70000, 'x') + good;
+  ToolCallParser parser(ToolFormat::kHermes, kTools);
+  const auto part = parser.take(far);
+  EXPECT_EQ(part.content, broken + std::string(70000, 'x'));
+  EXPECT_EQ(part.calls, (std::vector<ToolCall>{{"g", "{}"}}));
+}
+
 TEST(ToolCalls, TextKeepsItsWhiteSpace) {
   expect(ToolFormat::kHermes, " a\n\n b \n", " a\n\n b \n", {});
   expect(ToolFormat::kDeepSeekV3, "<｜tool a ", "<｜tool a ", {});
