@@ -25,7 +25,8 @@ constexpr std::size_t kLongestName = 1000;
 
 class SchemaReader {
  public:
-  SchemaReader(const ordered_json& root, Rules& rules) : root_(root), json_(rules) {}
+  SchemaReader(const ordered_json& root, Rules& rules)
+      : root_(root), document_(root), json_(rules) {}
 
   ExpressionPtr read(const std::string& at) {
     auto first = refer("#" + at, "");
@@ -63,6 +64,7 @@ class SchemaReader {
     if (schema.is_boolean()) return schema.get<bool>() ? json_.value() : never();
     if (!schema.is_object()) refuse_schema("schema", at, "is neither an object nor true or false");
     check_keywords(schema, at);
+    document_.charge(schema, at);
     auto rest = schema;
     for (const auto& [key, value] : schema.items())
       if (is_annotation(key)) rest.erase(key);
@@ -78,17 +80,17 @@ class SchemaReader {
     return typed(rest, at);
   }
 
-  ordered_json merged(ordered_json schema, const std::string& at) const {
-    const auto target = resolve(root_, schema["$ref"].get<std::string>(), at);
+  ordered_json merged(ordered_json schema, const std::string& at) {
+    const auto& target = resolve(root_, schema["$ref"].get<std::string>(), at);
     schema.erase("$ref");
-    return merge(root_, target, schema, at);
+    return merge(document_, target, schema, at);
   }
 
   ExpressionPtr all_of(ordered_json rest, const std::string& at) {
     const auto all = list(rest, "allOf", at);
     if (rest.size() == 1 && all.size() == 1) return of(all[0], at + "/allOf/0");
     rest.erase("allOf");
-    for (const auto& one : all) rest = merge(root_, rest, one, at);
+    for (const auto& one : all) rest = merge(document_, rest, one, at);
     return of(rest, at);
   }
 
@@ -98,9 +100,9 @@ class SchemaReader {
     std::vector<ExpressionPtr> ways;
     for (std::size_t i = 0; i < all.size(); ++i) {
       const auto place = fmt::format("{}/{}/{}", at, key, i);
-      ways.push_back(of(rest.empty() ? all[i] : merge(root_, rest, all[i], place), place));
+      ways.push_back(of(rest.empty() ? all[i] : merge(document_, rest, all[i], place), place));
       for (std::size_t j = 0; key == std::string_view("oneOf") && j < i; ++j)
-        if (!are_disjoint(root_, all[j], all[i]))
+        if (!are_disjoint(document_, all[j], all[i]))
           refuse_schema(
               key, at,
               fmt::format(
@@ -411,6 +413,7 @@ class SchemaReader {
   }
 
   const ordered_json& root_;
+  Document document_;
   JsonText json_;
   std::map<std::string, std::uint32_t> rules_;  // by pointer
   std::deque<std::pair<std::uint32_t, std::string>> pending_;

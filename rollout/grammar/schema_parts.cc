@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <utility>
 
 #include "distckpt/base/error.h"
@@ -12,6 +13,10 @@ namespace ferry::rollout::grammar {
 namespace {
 
 constexpr int kDeepestReferences = 50;
+constexpr std::size_t kMostValues = 4'000'000;  // copied, about a second
+// As many cost what two schemas do that are compared, or merged, beside their own.
+constexpr std::size_t kValuesOfAPair = 20;
+constexpr std::size_t kValuesOfAMerge = 50;
 
 constexpr std::array kKeywords{"type",          "enum",
                                "const",         "anyOf",
@@ -92,22 +97,57 @@ void merge_keyword(ordered_json& into,
   }
 }
 
-ordered_json with_references(const ordered_json& root,
-                             ordered_json schema,
+ordered_json with_references(Document& document,
+                             const ordered_json& whole,
                              const std::string& at,
                              int depth) {
   if (depth > kDeepestReferences) refuse_schema("$ref", at, "leads to itself");
+  document.charge(whole, at);
+  auto schema = whole;
   if (!schema.is_object()) return schema;
   if (schema.contains("$ref")) {
-    const auto target = resolve(root, schema["$ref"].get<std::string>(), at);
+    if (!schema["$ref"].is_string()) refuse_schema("$ref", at, "is no text");
+    const auto& target = resolve(document.root(), schema["$ref"].get<std::string>(), at);
     schema.erase("$ref");
-    return merge(root, target, schema, at, depth + 1);
+    return merge(document, target, schema, at, depth + 1);
   }
   if (!schema.contains("allOf")) return schema;
-  const auto all = schema["allOf"];
+  if (!schema["allOf"].is_array()) refuse_schema("allOf", at, "is no list of something");
+  const auto all = std::move(schema["allOf"]);
   schema.erase("allOf");
-  for (const auto& one : all) schema = merge(root, schema, one, at, depth + 1);
+  for (const auto& one : all) schema = merge(document, schema, one, at, depth + 1);
   return schema;
+}
+
+// The same without a copy, where the schema has no references; else it is held by `copy`.
+const ordered_json& resolved(Document& document, const ordered_json& schema, ordered_json& copy) {
+  const bool refers = schema.is_object() && (schema.contains("$ref") || schema.contains("allOf"));
+  if (!refers) return schema;
+  return copy = with_references(document, schema, "", 0);
+}
+
+// A reference is a URI, whose part behind # may have any byte as two digits (RFC 6901, 6).
+std::string percent_decoded(std::string_view text) {
+  std::string decoded;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    unsigned byte = 0;
+    const auto* const digits = text.data() + i + 1;
+    if (text[i] == '%' && i + 2 < text.size() &&
+        std::from_chars(digits, digits + 2, byte, 16).ptr == digits + 2) {
+      decoded += static_cast<char>(byte);
+      i += 2;
+    } else {
+      decoded += text[i];
+    }
+  }
+  return decoded;
+}
+
+std::size_t num_values(const ordered_json& schema) {
+  std::size_t count = 1;
+  if (schema.is_structured())
+    for (const auto& part : schema) count += num_values(part);
+  return count;
 }
 
 ordered_json types_of(const ordered_json& schema) {
@@ -123,6 +163,16 @@ ordered_json values_of(const ordered_json& schema) {
 }
 
 }  // namespace
+
+void Document::charge(const ordered_json& schema, const std::string& at) {
+  charge(num_values(schema), at);
+}
+
+void Document::charge(std::size_t num_values, const std::string& at) {
+  num_values_ += num_values;
+  if (num_values_ > kMostValues)
+    refuse_schema("a part", at, "makes the schema too large, as it refers to so many others");
+}
 
 void refuse_schema(std::string_view keyword, const std::string& at, std::string_view why) {
   throw Error(ErrorKind::kUsage, fmt::format("{} at #{} {}", keyword, at, why));
@@ -145,13 +195,13 @@ const ordered_json& resolve(const ordered_json& root,
                             const std::string& at) {
   if (!ref.starts_with('#')) refuse_schema("$ref", at, fmt::format("to {} is not supported", ref));
   try {
-    return root.at(ordered_json::json_pointer(ref.substr(1)));
+    return root.at(ordered_json::json_pointer(percent_decoded(std::string_view(ref).substr(1))));
   } catch (const ordered_json::exception&) {
     refuse_schema("$ref", at, fmt::format("names {}, which is not there", ref));
   }
 }
 
-ordered_json merge(const ordered_json& root,
+ordered_json merge(Document& document,
                    const ordered_json& one,
                    const ordered_json& other,
                    const std::string& at,
@@ -161,9 +211,10 @@ ordered_json merge(const ordered_json& root,
   if (other == true || (other.is_object() && other.empty())) return one;
   if (!one.is_object() || !other.is_object())
     refuse_schema("allOf", at, "has a part that is no schema");
-  auto merged = with_references(root, one, at, depth);
-  const auto more = with_references(root, other, at, depth);
-  if (!merged.is_object() || !more.is_object()) return merge(root, merged, more, at, depth + 1);
+  document.charge(kValuesOfAMerge, at);
+  auto merged = with_references(document, one, at, depth);
+  const auto more = with_references(document, other, at, depth);
+  if (!merged.is_object() || !more.is_object()) return merge(document, merged, more, at, depth + 1);
   const auto names_within = [](const ordered_json& names, const ordered_json& all) {
     const auto mine = names.value("properties", ordered_json::object());
     const auto others = all.value("properties", ordered_json::object());
@@ -185,8 +236,11 @@ ordered_json merge(const ordered_json& root,
   return merged;
 }
 
-bool are_disjoint(const ordered_json& root, const ordered_json& one, const ordered_json& other) {
-  const auto a = with_references(root, one, "", 0), b = with_references(root, other, "", 0);
+bool are_disjoint(Document& document, const ordered_json& one, const ordered_json& other) {
+  document.charge(kValuesOfAPair, "");
+  ordered_json copy, other_copy;
+  const auto& a = resolved(document, one, copy);
+  const auto& b = resolved(document, other, other_copy);
   if (a == false || b == false) return true;
   if (!a.is_object() || !b.is_object()) return false;
   const auto values = values_of(a), others = values_of(b);
@@ -205,7 +259,7 @@ bool are_disjoint(const ordered_json& root, const ordered_json& one, const order
       const auto all = schema.value("properties", ordered_json::object());
       return all.is_object() ? all.value(key, ordered_json(true)) : ordered_json(true);
     };
-    if (are_disjoint(root, of(a), of(b))) return true;
+    if (are_disjoint(document, of(a), of(b))) return true;
   }
   return false;
 }

@@ -13,6 +13,22 @@ using nlohmann::ordered_json;
                                 const std::string& at,
                                 std::string_view why = "is not supported");
 
+// The document that a schema is a part of, and how much was made of it: parts that refer to each
+// other many times over would otherwise take for ever, and memory without end.
+class Document {
+ public:
+  explicit Document(const ordered_json& root) : root_(root) {}
+  const ordered_json& root() const { return root_; }
+
+  // Called before `schema` is copied. Throws when all that was copied is too much.
+  void charge(const ordered_json& schema, const std::string& at);
+  void charge(std::size_t num_values, const std::string& at);
+
+ private:
+  const ordered_json& root_;
+  std::size_t num_values_ = 0;
+};
+
 // Throws for a keyword that is neither supported nor an annotation.
 void check_keywords(const ordered_json& schema, const std::string& at);
 bool is_annotation(std::string_view keyword);
@@ -23,14 +39,14 @@ const ordered_json& resolve(const ordered_json& root,
                             const std::string& at);
 
 // One schema for two that hold together. Throws where that takes more than a union of keywords.
-ordered_json merge(const ordered_json& root,
+ordered_json merge(Document& document,
                    const ordered_json& one,
                    const ordered_json& other,
                    const std::string& at,
                    int depth = 0);
 
 // True if no value is valid by both, as far as types, constants and members that both require say.
-bool are_disjoint(const ordered_json& root, const ordered_json& one, const ordered_json& other);
+bool are_disjoint(Document& document, const ordered_json& one, const ordered_json& other);
 
 // The schema of a format, as a regular expression; null for an unknown one.
 const char* pattern_of_format(std::string_view format);

@@ -199,6 +199,9 @@ EXPLODING = {
         "type": "array", "minItems": 900, "maxItems": 1000, "items": {"type": "string", "maxLength": 1000}}})),
     "a hundred thousand constants": (400, chat_of({"enum": [f"v{i}" for i in range(100_000)]})),
     "itself": (400, chat_of({"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"})),
+    "parts that double": (400, chat_of({"$defs": {"d0": {"minimum": 1}} | {
+        f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i - 1}", key: i} for key in ("minimum", "maximum")]} for i in range(1, 21)}, "$ref": "#/$defs/d20"})),
+    "thousands of which one holds": (400, chat_of({"oneOf": [{"const": i} for i in range(8000)]})),
     "arrays without end": (400, chat_of({"$defs": {"a": {"type": "array", "items": {"$ref": "#/$defs/a"}, "minItems": 1}}, "$ref": "#/$defs/a"})),
     "a regular expression that looks back": (200, {"structured_outputs": {"regex": "(.|\n)*a(.|\n){200}"}, "max_tokens": 100}),
     "stars of stars": (400, {"structured_outputs": {"regex": "((((.*)*)*)*)*z"}, "max_tokens": 100}),

@@ -179,6 +179,31 @@ TEST(JsonSchema, NamesTheKeywordThatItDoesNotSupport) {
             "");
 }
 
+TEST(JsonSchema, ReadsAReferenceAsTheUriThatItIs) {
+  constexpr auto kSchema =
+      R"({"$defs": {"a b/é%": {"const": 1}}, "$ref": "#/$defs/a%20b~1%C3%A9%"})";
+  EXPECT_TRUE(fits_schema(kSchema, "1"));
+}
+
+// Schemas of a few hundred bytes that would be merged a million times, or compared for half a minute.
+TEST(JsonSchema, RefusesWhatRefersToItsPartsTooOften) {
+  auto schema =
+      ordered_json::parse(R"({"$defs": {"d0": {"properties": {"a": {"type": "null"}}}}})");
+  for (int i = 1; i <= 20; ++i) {
+    const auto below = "#/$defs/d" + std::to_string(i - 1);
+    schema["$defs"]["d" + std::to_string(i)]["allOf"] = {{{"$ref", below}, {"minProperties", 0}},
+                                                         {{"$ref", below}, {"maxProperties", i}}};
+  }
+  schema["$ref"] = "#/$defs/d20";
+  EXPECT_THAT(refusal_of(schema.dump()), testing::HasSubstr("makes the schema too large"));
+  auto many = ordered_json::array();
+  for (int i = 0; i < 5000; ++i) many.push_back({{"const", i}});
+  EXPECT_THAT(refusal_of(ordered_json{{"oneOf", many}}.dump()),
+              testing::HasSubstr("makes the schema too large"));
+  many.erase(many.begin() + 500, many.end());
+  EXPECT_TRUE(fits_schema(ordered_json{{"oneOf", many}}.dump(), "499"));
+}
+
 TEST(RegexExpression, MatchesTheWholeText) {
   EXPECT_TRUE(fits_regex("(Yes|No), [a-z]{2,3}!?", "Yes, abc!"));
   EXPECT_FALSE(fits_regex("(Yes|No), [a-z]{2,3}!?", "Yes, a!"));
