@@ -11,6 +11,7 @@
 
 #include "cli/commands.h"
 #include "cli/report/text.h"
+#include "distckpt/base/interruption.h"
 
 namespace ferry::cli {
 namespace {
@@ -97,6 +98,7 @@ bool stop_requested() {
 
 converter::ProgressFunction make_progress(bool quiet) {
   catch_stop_signals();
+  distckpt::interruption() = stop_requested;
   auto meter = quiet ? nullptr : std::make_shared<Meter>(isatty(STDERR_FILENO) == 1);
   return [meter](const converter::Progress& progress) {
     if (meter) meter->show(progress);

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "distckpt/base/error.h"
+#include "distckpt/base/interruption.h"
 #include "distckpt/elements/digest.h"
 #include "distckpt/storage/filenames.h"
 #include "distckpt/storage/remote_tree.h"
@@ -63,6 +64,7 @@ StoreTarget::~StoreTarget() {
   tree.forget();
   tree.drop_local(folder_.address());
   if (published_ || !put_) return;
+  const distckpt::InterruptedBy nothing({});
   for (const auto& name : files_) {
     try {
       distckpt::s3_delete(place(name));

@@ -7,6 +7,8 @@
 #include <thread>
 #include <vector>
 
+#include "distckpt/base/interruption.h"
+
 namespace ferry::distckpt {
 
 void side_by_side(std::int64_t count,
@@ -18,7 +20,8 @@ void side_by_side(std::int64_t count,
   {
     std::vector<std::jthread> workers;
     for (std::int64_t i = 0; i < std::min(threads, count); ++i) {
-      workers.emplace_back([&] {
+      workers.emplace_back([&, asked = interruption()] {
+        const InterruptedBy caller(asked);
         try {
           for (auto at = next++; at < count; at = next++) work(at);
         } catch (...) {

@@ -11,6 +11,7 @@
 
 #include "distckpt/base/error.h"
 #include "distckpt/base/integers.h"
+#include "distckpt/base/interruption.h"
 #include "distckpt/execute/task_worker.h"
 
 namespace ferry::distckpt {
@@ -273,7 +274,11 @@ Execution Executor::start(
   state->running = budget.threads;
   try {
     for (int i = 0; i < budget.threads; ++i) {
-      state->threads.emplace_back([running = state.get()] { running->work(); });
+      state->threads.emplace_back([running = state.get(), asked = interruption()] {
+        const InterruptedBy stop(
+            [&] { return running->stop.stop_requested() || (asked && asked()); });
+        running->work();
+      });
     }
   } catch (...) {
     state->request_stop();  // those that were started are waited for

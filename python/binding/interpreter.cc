@@ -1,12 +1,81 @@
 #include "python/binding/interpreter.h"
 
+#include <unistd.h>
+
+#include <chrono>
+#include <thread>
+
 #include "cli/report/json.h"
+#include "distckpt/base/interruption.h"
 
 namespace ferry::python {
 
-converter::ProgressFunction reporter(PyObject* callback, WithoutGil& gil) {
-  return [callback, &gil](const converter::Progress& progress) {
-    return gil.with_gil([&] {
+// Before 3.14 Python ends a thread that asks for the lock while the interpreter ends, by unwinding
+// it (pthread_exit), which C++ takes for a failure. It waits for the end of the process, as later
+// ones do.
+void WithoutGil::restore() {
+  try {
+    PyEval_RestoreThread(state_);
+  } catch (...) {
+    while (true) pause();
+  }
+}
+
+bool WithoutGil::with_gil(const std::function<bool()>& body) {
+  restore();
+  const bool result = body();
+  state_ = PyEval_SaveThread();
+  return result;
+}
+
+void Work::run(const std::function<void()>& body) {
+  constexpr std::chrono::milliseconds kLook{100};
+  std::exception_ptr failure;
+  WithoutGil gil;
+  std::jthread thread([&] {
+    const distckpt::InterruptedBy caller([&] { return interrupted_.load(); });
+    try {
+      body();
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    const std::lock_guard lock(mutex_);
+    done_ = true;
+    changed_.notify_all();
+  });
+  std::unique_lock lock(mutex_);
+  while (!done_) {
+    changed_.wait_for(lock, kLook, [&] { return done_ || asked_ != nullptr; });
+    if (done_) break;
+    const auto* const asked = asked_;
+    lock.unlock();
+    const bool answer = gil.with_gil([&] {
+      if (asked != nullptr) return (*asked)();
+      return PyErr_Occurred() == nullptr && PyErr_CheckSignals() == 0;
+    });
+    if (!answer) interrupted_ = true;
+    lock.lock();
+    if (asked == nullptr) continue;
+    answer_ = answer;
+    asked_ = nullptr;
+    changed_.notify_all();
+  }
+  lock.unlock();
+  thread.join();
+  if (failure) std::rethrow_exception(failure);
+}
+
+bool Work::with_gil(const std::function<bool()>& body) {
+  std::unique_lock lock(mutex_);
+  asked_ = &body;
+  changed_.notify_all();
+  changed_.wait(lock, [&] { return asked_ == nullptr; });
+  return answer_;
+}
+
+converter::ProgressFunction reporter(PyObject* callback, Caller& caller) {
+  return [callback, &caller](const converter::Progress& progress) {
+    return caller.with_gil([&] {
       if (PyErr_Occurred() != nullptr || PyErr_CheckSignals() != 0) return false;
       if (callback == Py_None) return true;
       const std::string stage(progress.stage);

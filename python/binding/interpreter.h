@@ -5,9 +5,12 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <atomic>
+#include <condition_variable>
 #include <exception>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 
@@ -33,31 +36,57 @@ inline PyObject* checked(PyObject* object) {
   return object;
 }
 
+// The thread of Python that called, which has given the lock away.
+class Caller {
+ public:
+  // Runs `body`, which must not throw, in that thread, with the lock.
+  virtual bool with_gil(const std::function<bool()>& body) = 0;
+
+ protected:
+  ~Caller() = default;
+};
+
 // Lets other threads of Python run while it lives.
-class WithoutGil {
+class WithoutGil final : public Caller {
  public:
   WithoutGil() : state_(PyEval_SaveThread()) {}
-  ~WithoutGil() { PyEval_RestoreThread(state_); }
+  ~WithoutGil() { restore(); }
   WithoutGil(const WithoutGil&) = delete;
   WithoutGil& operator=(const WithoutGil&) = delete;
 
-  // Runs `body`, which must not throw, with the lock. By the thread that made this.
-  template <typename Body>
-  auto with_gil(Body&& body) {
-    PyEval_RestoreThread(state_);
-    auto result = body();
-    state_ = PyEval_SaveThread();
-    return result;
-  }
+  // Called by the thread that made this.
+  bool with_gil(const std::function<bool()>& body) override;
 
  private:
+  void restore();
+
   PyThreadState* state_;
+};
+
+// Work that may wait long before it tells of any progress. It runs in a thread of its own, while
+// the one that called looks for signals: a Python exception, such as KeyboardInterrupt, interrupts
+// it (distckpt/base/interruption.h).
+class Work final : public Caller {
+ public:
+  // Returns when `body` has, and throws what it throws.
+  void run(const std::function<void()>& body);
+
+  // Called by the thread of `body`.
+  bool with_gil(const std::function<bool()>& body) override;
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  const std::function<bool()>* asked_ = nullptr;  // to be run by the caller
+  bool answer_ = false;
+  bool done_ = false;
+  std::atomic<bool> interrupted_ = false;
 };
 
 // Calls callback(stage, bytes done, bytes total, finished), unless that is None, and looks for
 // signals. Stops where it raises or returns False; the exception is set when the lock is held
 // again.
-converter::ProgressFunction reporter(PyObject* callback, WithoutGil& gil);
+converter::ProgressFunction reporter(PyObject* callback, Caller& caller);
 
 // Sets the Python exception of an Error, unless one is set already: ferry._errors.Error.
 void set_exception(const Error& error);

@@ -119,11 +119,11 @@ PyObject* report(PyObject* /*self*/, PyObject* arguments) {
     PyObject* progress = nullptr;
     if (PyArg_ParseTuple(arguments, "ssO", &act, &options, &progress) == 0) throw PythonError();
     std::string json;
-    {
-      WithoutGil gil;
+    Work work;
+    work.run([&] {
       distckpt::RemoteTree::instance().forget();
-      json = report_json(act, Options(options), reporter(progress, gil));
-    }
+      json = report_json(act, Options(options), reporter(progress, work));
+    });
     return text(json);
   });
 }

@@ -45,26 +45,29 @@ std::vector<distckpt::LocalShard> shards_of(const Options& options) {
   std::vector<distckpt::LocalShard> shards;
   for (const auto& one : options.json().at("shards")) {
     const auto key = one.at("key").get<std::string>();
-    shards.push_back({.tensor = {.key = key,
-                                 .dtype = dtype_of(one, key),
-                                 .local_shape = dims(one.at("local_shape")),
-                                 .global_shape = dims(one.at("global_shape")),
-                                 .global_offset = dims(one.at("global_offset")),
-                                 .prepend_axis_num = one.at("prepend_axis_num").get<int>(),
-                                 .replica_id = one.at("replica_id").get<std::vector<int>>()},
-                      .data = address_of(one),
-                      .strides = dims(one.at("strides"))});
+    shards.push_back(
+        {.tensor =
+             distckpt::ShardedTensor{.key = key,
+                                     .dtype = dtype_of(one, key),
+                                     .local_shape = dims(one.at("local_shape")),
+                                     .global_shape = dims(one.at("global_shape")),
+                                     .global_offset = dims(one.at("global_offset")),
+                                     .prepend_axis_num = one.at("prepend_axis_num").get<int>(),
+                                     .replica_id = one.at("replica_id").get<std::vector<int>>()},
+         .data = address_of(one),
+         .strides = dims(one.at("strides"))});
   }
   return shards;
 }
 
 // The ranks of torch.distributed: gather(bytes) -> [bytes of every rank].
-distckpt::RankGroup group_of(const Options& options, PyObject* gather, WithoutGil& gil) {
+distckpt::RankGroup group_of(const Options& options, PyObject* gather, Caller& caller) {
   distckpt::RankGroup group{.rank = options.get<int>("rank"), .size = options.get<int>("size", 1)};
   if (group.size == 1) return group;
-  group.all_gather_bytes = [gather, &gil, size = group.size](std::string_view mine) {
+  group.all_gather_bytes = [gather, &caller, size = group.size](std::string_view mine) {
     std::vector<std::string> all;
-    const bool done = gil.with_gil([&] {
+    const bool done = caller.with_gil([&] {
+      if (PyErr_Occurred() != nullptr) return false;
       const Reference result(
           PyObject_CallFunction(gather, "y#", mine.data(), static_cast<Py_ssize_t>(mine.size())));
       if (!result) return false;
@@ -147,12 +150,12 @@ PyObject* run_rank(PyObject* arguments, decltype(load_report)& run) {
       throw PythonError();
     const auto checkpoint = checkpoint_of(capsule);
     std::string report;
-    {
-      WithoutGil gil;
+    Work work;
+    work.run([&] {
       const Options options(options_json);
-      report =
-          run(*checkpoint, options, group_of(options, gather, gil), reporter(progress, gil)).dump();
-    }
+      report = run(*checkpoint, options, group_of(options, gather, work), reporter(progress, work))
+                   .dump();
+    });
     return text(report);
   });
 }
@@ -178,8 +181,8 @@ PyObject* save_tensors(PyObject* /*self*/, PyObject* arguments) {
       throw PythonError();
     const auto like = checkpoint_of(capsule);
     std::string report;
-    {
-      WithoutGil gil;
+    Work work;
+    work.run([&] {
       const Options options(options_json);
       std::vector<converter::NamedMemory> tensors;
       for (const auto& one : options.json().at("tensors")) {
@@ -193,8 +196,8 @@ PyObject* save_tensors(PyObject* /*self*/, PyObject* arguments) {
       auto convert = convert_options(options);
       convert.memory = &memory;
       report = cli::json_text(
-          cli::convert_json(converter::convert(convert, reporter(progress, gil))), -1);
-    }
+          cli::convert_json(converter::convert(convert, reporter(progress, work))), -1);
+    });
     return text(report);
   });
 }

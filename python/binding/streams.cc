@@ -1,5 +1,8 @@
 // A checkpoint that was opened, and the streams that read its tensors.
+#include <unistd.h>
+
 #include <algorithm>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
@@ -26,12 +29,22 @@ using nlohmann::ordered_json;
 
 constexpr const char* kStream = "ferry.stream";
 
+// A child of fork() has none of the threads that read: there it is left as it is.
+struct EndInItsProcess {
+  pid_t process = getpid();
+  void operator()(TensorStream* stream) const {
+    if (process == getpid()) delete stream;
+  }
+};
+
 // Null after stream_close().
-using StreamHolder = std::unique_ptr<TensorStream>;
+using StreamHolder = std::unique_ptr<TensorStream, EndInItsProcess>;
 
 TensorStream& stream_of(PyObject* capsule) {
   const auto holder = unwrap<StreamHolder>(capsule, kStream);
   require(*holder != nullptr, ErrorKind::kUsage, "the stream is closed");
+  require(holder->get_deleter().process == getpid(), ErrorKind::kUsage,
+          "the tensors are read by another process, which this one was forked from");
   return **holder;
 }
 
@@ -39,12 +52,18 @@ std::vector<std::int64_t> list(const distckpt::Dims& dims) {
   return {dims.begin(), dims.end()};
 }
 
+// Names need not be UTF-8.
+std::vector<unsigned char> bytes_of(const std::filesystem::path& path) {
+  const auto& text = path.native();
+  return {text.begin(), text.end()};
+}
+
 ordered_json describe_json(const Checkpoint& checkpoint) {
   const auto args = checkpoint.common
                         ? converter::find_args(distckpt::common_dict(*checkpoint.common))
                         : std::nullopt;
   ordered_json described{
-      {"path", checkpoint.location.folder.string()},
+      {"path", bytes_of(checkpoint.location.folder)},
       {"format", to_string(checkpoint.location.format)},
       {"iteration", checkpoint.location.iteration
                         ? ordered_json(iteration_text(*checkpoint.location.iteration))
@@ -107,8 +126,7 @@ PyObject* open_checkpoint(PyObject* /*self*/, PyObject* arguments) {
     const char* options_json = nullptr;
     if (PyArg_ParseTuple(arguments, "s", &options_json) == 0) throw PythonError();
     std::shared_ptr<Checkpoint> checkpoint;
-    {
-      const WithoutGil gil;
+    Work().run([&] {
       const Options options(options_json);
       distckpt::RemoteTree::instance().forget();  // what it found before
       checkpoint = std::make_shared<Checkpoint>(converter::open(
@@ -116,7 +134,7 @@ PyObject* open_checkpoint(PyObject* /*self*/, PyObject* arguments) {
                                  .hf_config = options.path("hf_config"),
                                  .keep_quantized = options.get<bool>("keep_quantized")}));
       check_derived(*checkpoint);
-    }
+    });
     return wrap(std::make_shared<const CheckpointParts>(std::move(checkpoint)), kCheckpoint);
   });
 }
@@ -138,12 +156,11 @@ PyObject* carried_file(PyObject* /*self*/, PyObject* arguments) {
     if (PyArg_ParseTuple(arguments, "Os", &capsule, &name) == 0) throw PythonError();
     const auto checkpoint = checkpoint_of(capsule);
     std::string content;
-    {
-      const WithoutGil gil;
+    Work().run([&] {
       require(checkpoint->hf && std::ranges::count(checkpoint->hf->carried, name) > 0,
               ErrorKind::kNotFound, "{}: the checkpoint carries no such file", name);
       content = checkpoint->hf->text(name);
-    }
+    });
     return PyBytes_FromStringAndSize(content.data(), static_cast<Py_ssize_t>(content.size()));
   });
 }
@@ -172,14 +189,13 @@ PyObject* stream(PyObject* /*self*/, PyObject* arguments) {
     if (PyArg_ParseTuple(arguments, "Os", &capsule, &options_json) == 0) throw PythonError();
     const auto parts = unwrap<const CheckpointParts>(capsule, kCheckpoint);
     std::shared_ptr<StreamHolder> holder;
-    {
-      const WithoutGil gil;
+    Work().run([&] {
       const Options options(options_json);
       const auto name = options.find<std::string>("name");
       const auto checkpoint = name ? parts->part_with(*name) : parts->whole();
-      holder = std::make_shared<StreamHolder>(std::make_unique<TensorStream>(
-          checkpoint, wanted_of(*checkpoint, options), stream_options(options)));
-    }
+      holder = std::make_shared<StreamHolder>(
+          new TensorStream(checkpoint, wanted_of(*checkpoint, options), stream_options(options)));
+    });
     return wrap(std::move(holder), kStream);
   });
 }

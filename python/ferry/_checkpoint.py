@@ -42,7 +42,8 @@ class TensorInfo:
 class Checkpoint:
     """A checkpoint that lies somewhere, in any format and layout. Headers were read, tensors were not; they are read when they are asked for.
 
-    It may be pickled: whoever unpickles it opens the same path anew.
+    It may be pickled: whoever unpickles it opens the same path anew. After fork both processes may read it, but an iterator over its tensors belongs to the
+    process that began it.
 
     Attributes:
         path: the folder of its files
@@ -65,7 +66,8 @@ class Checkpoint:
     def __init__(self, handle: Any, options: Dict[str, Any]):
         self._handle, self._options = handle, options
         found = json.loads(_ferry.describe(handle))
-        self.path, self.format, self.iteration, self.family = found["path"], found["format"], found["iteration"], found["family"]
+        self.path = os.fsdecode(bytes(found["path"]))
+        self.format, self.iteration, self.family = found["format"], found["iteration"], found["family"]
         self.config = None if found["config"] is None else json.loads(found["config"])
         self.args, self.files = found["args"], found["files"]
         self._bridge_layout: str = found["bridge_layout"]

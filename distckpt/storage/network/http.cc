@@ -1,5 +1,7 @@
 #include "distckpt/storage/network/http.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
 #include <charconv>
@@ -13,6 +15,7 @@
 #include <thread>
 
 #include "distckpt/base/error.h"
+#include "distckpt/base/interruption.h"
 #include "distckpt/base/printable.h"
 #include "distckpt/base/trimmed.h"
 #include "distckpt/storage/network/curl_library.h"
@@ -26,6 +29,7 @@ constexpr int kMaxRedirects = 5;
 constexpr long kUnknownRetries = 3;
 constexpr long kSlowBytesPerSecond = 256;
 constexpr std::chrono::milliseconds kFresh{500};  // servers keep idle connections for longer
+constexpr std::chrono::milliseconds kLook{100};   // between looks for an interrupt
 
 long setting(const char* name, long otherwise) {
   const auto text = environment(name);
@@ -50,6 +54,8 @@ class HandlePool {
   Free take() {
     {
       const std::lock_guard lock(mutex_);
+      if (process_ != getpid()) free_.clear();  // after fork they are the other process's
+      process_ = getpid();
       if (!free_.empty()) {
         const auto last = free_.back();
         free_.pop_back();
@@ -69,6 +75,7 @@ class HandlePool {
  private:
   std::mutex mutex_;
   std::vector<Free> free_;
+  pid_t process_ = getpid();
 };
 
 // Connections belong to the process, and end with it.
@@ -108,6 +115,7 @@ struct Transfer {
   std::int64_t header_bytes = 0;
   std::size_t sent = 0;
   bool accepted = false;
+  bool interrupted = false;
   std::exception_ptr failure{};
 
   template <typename Body>
@@ -190,7 +198,9 @@ struct Transfer {
     return CURL_SEEKFUNC_OK;
   }
   static int on_progress(void* self, curl_off_t, curl_off_t, curl_off_t, curl_off_t) {
-    return static_cast<Transfer*>(self)->request->stop.stop_requested() ? 1 : 0;
+    auto& transfer = *static_cast<Transfer*>(self);
+    transfer.interrupted = is_interrupted();
+    return transfer.interrupted || transfer.request->stop.stop_requested() ? 1 : 0;
   }
 };
 
@@ -236,11 +246,9 @@ void set_up(CURL* handle, Transfer& transfer, const HeaderList& headers, char* m
     option(CURLOPT_LOW_SPEED_LIMIT, kSlowBytesPerSecond);
     option(CURLOPT_LOW_SPEED_TIME, setting("FERRY_HTTP_TIMEOUT", 30));
   }
-  if (request.stop.stop_possible()) {
-    option(CURLOPT_NOPROGRESS, 0L);
-    option(CURLOPT_XFERINFOFUNCTION, &Transfer::on_progress);
-    option(CURLOPT_XFERINFODATA, &transfer);
-  }
+  option(CURLOPT_NOPROGRESS, 0L);
+  option(CURLOPT_XFERINFOFUNCTION, &Transfer::on_progress);
+  option(CURLOPT_XFERINFODATA, &transfer);
   option(CURLOPT_BUFFERSIZE, 512L << 10);
   option(CURLOPT_UPLOAD_BUFFERSIZE, 1L << 20);
   option(CURLOPT_HEADERFUNCTION, &Transfer::on_header);
@@ -319,6 +327,7 @@ HttpAttempt exchange(const HttpRequest& request) {
   // refuses to set options of it.
   if (code != CURLE_OK) curl_library().easy_cleanup(handle.release());
   if (transfer.failure) std::rethrow_exception(transfer.failure);
+  require(!transfer.interrupted, ErrorKind::kCancelled, "interrupted");
   if (code == CURLE_OK) transfer.accept();  // of an answer without a body
   HttpAttempt attempt{.response = std::move(transfer.response), .received = transfer.received};
   if (code != CURLE_OK) {
@@ -415,7 +424,12 @@ void Backoff::after(const HttpAttempt& attempt, std::string_view subject) {
   double seconds = std::uniform_real_distribution<double>(longest / 2, longest)(random);
   if (const auto asked = attempt.response.number("retry-after"))
     seconds = std::max(seconds, static_cast<double>(std::min<std::int64_t>(*asked, 60)));
-  std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
+  const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+  while (std::chrono::steady_clock::now() < end) {
+    require(!is_interrupted(), ErrorKind::kCancelled, "interrupted");
+    std::this_thread::sleep_for(
+        std::min<std::chrono::duration<double>>(end - std::chrono::steady_clock::now(), kLook));
+  }
 }
 
 HttpResponse http_send(const HttpRequest& request) {

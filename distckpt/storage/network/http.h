@@ -2,6 +2,8 @@
 // credentials go to the host that they are for and to no other; an answer larger than expected ends
 // the transfer.
 //
+// A request ends within a second after is_interrupted() of its thread, with Error(kCancelled).
+//
 // FERRY_HTTP_TIMEOUT (seconds without a byte, 30) and FERRY_HTTP_RETRIES (8) set how patient it is.
 // A server that was never reached is tried four times at most.
 #pragma once

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "distckpt/base/error.h"
+#include "distckpt/base/interruption.h"
 #include "distckpt/elements/crc32.h"
 #include "distckpt/storage/network/md5.h"
 
@@ -67,6 +68,7 @@ UnfinishedUploads s3_unfinished(const S3Place& below) {
 
 void s3_abort(const S3Place& place, const std::string& upload) noexcept {
   try {
+    const InterruptedBy nothing({});
     http_send(s3_request("DELETE", place, {{"uploadId", upload}}));
   } catch (...) {
     // The error that led here is the one to tell. The store's own rules clear what is left.

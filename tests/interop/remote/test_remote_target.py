@@ -1,11 +1,15 @@
 """Conversions into buckets of S3: boto3 says what is there, a proxy breaks what can break."""
 import json
 import os
+import signal
+import subprocess
+import threading
+import time
 
 import pytest
 
 from servers import serve_faults, serve_s3
-from support import ferry_json, llama_config, llama_shapes, random_tensors, refuse, run_ok, sha256, tree, write_hf
+from support import FERRY, ferry_json, llama_config, llama_shapes, random_tensors, refuse, run_ok, sha256, tree, write_hf
 
 CONFIG = llama_config(hidden_size=256, intermediate_size=1024, vocab_size=9000)
 HF = ("--to", "hf", "--max-shard-size", "1GB")
@@ -111,6 +115,26 @@ def test_failed_conversion_removes_what_it_sent(model, bucket, work):
     with serve_faults(bucket.url, stays_busy_after(1)) as proxy:
         said = refuse("convert", model, f"s3://{bucket.name}/out", *HF, words=["SlowDown", "was removed"], env=environment(proxy, work))
     assert "s3_secret" not in said
+    assert_nothing_is_left(bucket, work)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_signal_ends_a_conversion_while_the_store_is_silent(number, model, bucket, work):
+    """... within seconds, and what was sent is removed."""
+    silent = threading.Event()
+
+    def fault(n, request, answer):
+        if "partNumber=2" in request.path:
+            silent.set()
+            time.sleep(8)
+    with serve_faults(bucket.url, fault) as proxy:
+        command = [FERRY, "convert", model, f"s3://{bucket.name}/out", *HF, "--threads", "1"]
+        running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment(proxy, work))
+        assert silent.wait(60)
+        begun = time.monotonic()
+        running.send_signal(number)
+        said = running.communicate(timeout=60)[1]
+        assert time.monotonic() - begun < 6 and running.returncode == 2 and "interrupted" in said
     assert_nothing_is_left(bucket, work)
 
 
