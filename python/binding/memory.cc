@@ -49,7 +49,7 @@ struct DLManagedTensorVersioned {
 };
 
 constexpr std::uint8_t kInt = 0, kUInt = 1, kFloat = 2, kBFloat = 4, kBool = 6, kFloat8E4M3 = 10,
-                       kFloat8E5M2 = 12;
+                       kFloat8E5M2 = 12, kFloat8E8M0 = 14;
 
 DLDataType dlpack_dtype(distckpt::DType dtype) {
   using distckpt::DType;
@@ -68,6 +68,8 @@ DLDataType dlpack_dtype(distckpt::DType dtype) {
       return {kFloat8E4M3, bits};
     case DType::kF8E5M2:
       return {kFloat8E5M2, bits};
+    case DType::kF8E8M0:
+      return {kFloat8E8M0, bits};
     case DType::kBF16:
       return {kBFloat, bits};
     default:
@@ -88,7 +90,8 @@ template <typename Managed>
 PyObject* export_as(const char* name,
                     std::shared_ptr<std::byte> memory,
                     distckpt::DType dtype,
-                    std::vector<std::int64_t> shape) {
+                    std::vector<std::int64_t> shape,
+                    std::uint64_t flags) {
   auto out = std::make_unique<Exported<Managed>>();
   out->memory = std::move(memory);
   out->shape = std::move(shape);
@@ -100,6 +103,7 @@ PyObject* export_as(const char* name,
                          .dtype = dlpack_dtype(dtype),
                          .shape = out->shape.data(),
                          .strides = out->strides.data()};
+  if constexpr (requires { out->managed.flags; }) out->managed.flags = flags;
   out->managed.context = out.get();
   out->managed.deleter = [](Managed* managed) {
     delete static_cast<Exported<Managed>*>(managed->context);
@@ -140,14 +144,15 @@ PyObject* allocate(PyObject* /*self*/, PyObject* arguments) {
   });
 }
 
-// export_dlpack(memory, dtype, shape, versioned) -> capsule
+// export_dlpack(memory, dtype, shape, versioned, copied) -> capsule
 PyObject* export_dlpack(PyObject* /*self*/, PyObject* arguments) {
   return guarded([&] {
     PyObject* owner = nullptr;
     PyObject* sizes = nullptr;
     const char* dtype_name = nullptr;
     int versioned = 0;
-    if (PyArg_ParseTuple(arguments, "OsOp", &owner, &dtype_name, &sizes, &versioned) == 0)
+    int copied = 0;
+    if (PyArg_ParseTuple(arguments, "OsOpp", &owner, &dtype_name, &sizes, &versioned, &copied) == 0)
       throw PythonError();
     const auto dtype = distckpt::dtype_from_short_name(dtype_name);
     require(dtype.has_value(), ErrorKind::kBug, "{}: no dtype", dtype_name);
@@ -157,10 +162,13 @@ PyObject* export_dlpack(PyObject* /*self*/, PyObject* arguments) {
       shape.push_back(PyLong_AsLongLong(size.get()));
     }
     const auto memory = unwrap<std::byte>(owner, kMemory);
+    constexpr std::uint64_t kIsCopied = 2;
+    const auto flags = copied != 0 ? kIsCopied : 0;
     if (versioned != 0) {
-      return export_as<DLManagedTensorVersioned>("dltensor_versioned", memory, *dtype, shape);
+      return export_as<DLManagedTensorVersioned>("dltensor_versioned", memory, *dtype, shape,
+                                                 flags);
     }
-    return export_as<DLManagedTensor>("dltensor", memory, *dtype, shape);
+    return export_as<DLManagedTensor>("dltensor", memory, *dtype, shape, flags);
   });
 }
 

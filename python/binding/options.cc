@@ -215,13 +215,13 @@ converter::MakeDeltaOptions make_delta_options(const Options& options) {
           "version: only slime's folders have versions");
   require(!version || (*version >= 1 && *version <= kMostVersion), ErrorKind::kUsage,
           "version={}: is not in 1 ... {}", version.value_or(0), kMostVersion);
-  return {.ends = {.left = options.path("base"),
-                   .right = options.path("new"),
-                   .left_iteration = options.iteration("base_iteration"),
-                   .right_iteration = options.iteration("new_iteration"),
-                   .hf_config = options.path("hf_config"),
-                   .threads = options.threads(),
-                   .max_memory = options.bytes("max_memory", kMaxMemory, 1)},
+  return {.ends = converter::PairOptions{.left = options.path("base"),
+                                         .right = options.path("new"),
+                                         .left_iteration = options.iteration("base_iteration"),
+                                         .right_iteration = options.iteration("new_iteration"),
+                                         .hf_config = options.path("hf_config"),
+                                         .threads = options.threads(),
+                                         .max_memory = options.bytes("max_memory", kMaxMemory, 1)},
           .to = options.path("target"),
           .form = form,
           .version = version};

@@ -20,15 +20,17 @@ _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp
 
 def size(value: Size, name: str) -> Optional[int]:
     """-> bytes of 1000, "64MiB", "5GB\""""
-    if value is None or isinstance(value, int):
-        return value
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        return whole(value, name)
     units = {"": 1, "B": 1}
     for power, letter in enumerate("KMGT", 1):
         units[letter + "B"], units[letter + "iB"] = 1000 ** power, 1024 ** power
     try:
         number = value.rstrip("BKMGTi")
         return int(float(number) * units[value[len(number):]])
-    except (AttributeError, KeyError, ValueError):
+    except (KeyError, OverflowError, ValueError):
         raise Error("usage", f"{name}={value}: is no size", [], "64MiB, 5GB, or a number of bytes") from None
 
 
@@ -46,6 +48,8 @@ def whole(value: Any, name: str) -> int:
 def _path(value: Any) -> Any:
     """-> text; JSON has no place for a name that is not UTF-8: its bytes"""
     text = os.fsdecode(value)
+    if "\0" in text:  # where the system takes a name to end
+        raise Error("usage", f"{text!r}: a name has no zero bytes")
     return list(os.fsencode(text)) if any("\ud800" <= letter <= "\udfff" for letter in text) else text
 
 
@@ -80,10 +84,19 @@ def plain(options: Dict[str, Any]) -> str:
             raise Error("usage", f"{name}: {value} is not a number that it can be")
         elif hasattr(value, "__index__") and not isinstance(value, int):
             options[name] = whole(value, name)
-    return json.dumps(options, default=lambda value: repr(type(value)))
+    return "{" + ",".join(f"{json.dumps(name)}:{_json(name, value)}" for name, value in options.items()) + "}"
+
+
+def _json(name: str, value: Any) -> str:
+    try:
+        text = json.dumps(value, default=lambda one: repr(type(one)), ensure_ascii=False)
+        text.encode()
+    except UnicodeEncodeError:
+        raise Error("usage", f"{name}: holds a lone surrogate, which no text of UTF-8 has") from None
+    return text
 
 
 def require_folder(path: Path, who: str) -> None:
     """Raises an Error for the address of a server."""
-    if "://" in os.fspath(path):
-        raise Error("usage", f"{os.fspath(path)}: {who} into a folder of this machine", [], "ferry.convert(folder, address) sends it to a bucket")
+    if "://" in os.fsdecode(path):
+        raise Error("usage", f"{os.fsdecode(path)}: {who} into a folder of this machine", [], "ferry.convert(folder, address) sends it to a bucket")

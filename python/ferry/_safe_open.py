@@ -8,7 +8,7 @@ from ._arguments import Iteration, Path
 from ._checkpoint import Checkpoint, TensorInfo, open
 from ._errors import Error
 from ._reports import inspect
-from ._tensor import Tensor
+from ._tensor import Tensor, item_size
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -19,8 +19,6 @@ Given = TypeVar("Given")
 _Torch = Literal["pt", "torch", "pytorch"]
 _NumPy = Literal["np", "numpy"]
 _FRAMEWORKS = {"pt": "pt", "torch": "pt", "pytorch": "pt", "np": "np", "numpy": "np"}
-_DTYPES = {"fp16": "F16", "fp32": "F32", "fp64": "F64", "f8e4m3": "F8_E4M3", "f8e5m2": "F8_E5M2"}  # others: in capitals
-_WIDTHS = {"bf16": 2, "fp16": 2, "fp32": 4, "f8e4m3": 1, "f8e5m2": 1, "u8": 1, "i8": 1, "bool": 1}  # others: 8 at most
 
 
 def _box_of(index: Tuple[Any, ...], shape: Tuple[int, ...]) -> Tuple[List[Tuple[int, int]], Tuple[Any, ...]]:
@@ -67,7 +65,7 @@ class _Window:
     def __init__(self, checkpoint: Checkpoint, infos: Dict[str, TensorInfo]):
         self._checkpoint, self._lock, self._used = checkpoint, threading.Lock(), False
         self._order = {name: index for index, name in enumerate(infos)}
-        self._bytes = [prod(info.shape) * _WIDTHS.get(info.dtype, 8) for info in infos.values()]
+        self._bytes = [prod(info.shape) * item_size(info.dtype) for info in infos.values()]
         self._begins = [0, *accumulate(self._bytes)]
         self._stream: Optional[Iterator[Tuple[str, Tensor]]] = None
         self._position = 0
@@ -110,7 +108,7 @@ class SafeSlice(Generic[Given]):
 
     def get_dtype(self) -> str:
         """The dtype in safetensors' words: "BF16", "F32", "F8_E4M3"."""
-        return _DTYPES.get(self._info.dtype, self._info.dtype.upper())
+        return self._info.dtype.upper().replace("FP", "F")
 
     def __getitem__(self, index: Any) -> Given:
         """Reads a part: integers, slices, `...`, None and lists, as a tensor of the framework takes them. Of the files it reads the box that they span.

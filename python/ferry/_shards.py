@@ -11,7 +11,7 @@ from ._checkpoint import Checkpoint, open
 from ._errors import Error
 from ._progress import Progress, reporting
 from ._reports import ConvertReport, convert_report
-from ._tensor import Tensor
+from ._tensor import Tensor, torch_name
 
 
 @dataclass(frozen=True)
@@ -79,18 +79,19 @@ class _Shards:
             raise Error("usage", f"{shard.key}: is a flattened range of an optimizer")
         if shard.data is None:
             raise Error("usage", f"{shard.key}: has no data")
+        address = _address(shard.key, shard.data)
         tensor = shard.data.detach()
         if tensor.device.type != "cpu":
             import torch
             host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.device.type == "cuda")
             self.copies.append((tensor, host))
-            tensor = host
+            tensor, address = host, host.data_ptr()
         self.kept.append(tensor)
         replica = shard.replica_id
         self.shards.append({
             "key": shard.key, "dtype": str(tensor.dtype).replace("torch.", ""), "local_shape": list(tensor.shape),
             "global_shape": list(shard.global_shape), "global_offset": list(shard.global_offset), "prepend_axis_num": shard.prepend_axis_num,
-            "replica_id": [replica] if isinstance(replica, int) else list(replica), "address": tensor.data_ptr(), "strides": list(tensor.stride())
+            "replica_id": [replica] if isinstance(replica, int) else list(replica), "address": address, "strides": list(tensor.stride())
         })
 
     def from_devices(self) -> None:
@@ -104,6 +105,22 @@ class _Shards:
             merged = factory.merge_fn(_data_of(built))
             if merged.data_ptr() != factory.data.data_ptr() and not _shares_memory(built, factory.data):
                 factory.data.detach().copy_(merged)
+
+
+def _address(name: str, tensor: Any) -> int:
+    """-> of the memory of a dense tensor of torch, on any device. A view that is negated when it is read has other bits."""
+    if not hasattr(tensor, "data_ptr"):
+        raise Error("usage", f"{name}: a {type(tensor).__name__} is no tensor of torch")
+    try:
+        address, empty = int(tensor.data_ptr()), tensor.numel() == 0
+    except (RuntimeError, NotImplementedError) as error:  # of a sparse or a nested tensor
+        raise Error("usage", f"{name}: has no dense memory: {error}") from error
+    if tensor.is_neg():
+        raise Error("usage", f"{name}: is a view that is negated when it is read", [], "give resolve_neg() of it")
+    if not address and not empty:  # of a meta tensor, a fake one, a DTensor
+        hint = "give full_tensor() of it" if hasattr(tensor, "full_tensor") else ""
+        raise Error("usage", f"{name}: has no dense memory: it is a {type(tensor).__name__} on {tensor.device}", [], hint)
+    return address
 
 
 def _data_of(state: Any) -> Any:
@@ -193,8 +210,10 @@ def _mesh(given: Dict[str, Optional[int]]) -> Dict[str, Optional[int]]:
 
 def save_from(path: Path, sharded_state_dict: Mapping[str, Any], *, like: Union[Checkpoint, Path], iteration: Iteration = None, tp: Optional[int] = None,
               pp: Optional[int] = None, ep: Optional[int] = None, etp: Optional[int] = None, vpp: Optional[int] = None,
-              make_vocab_size_divisible_by: Optional[int] = None, overwrite: bool = False, group: Any = None, threads: int = 0, max_memory: Size = "192MiB", progress: Progress = None) -> SaveReport:
-    """Saves the shards of a megatron-core model as a Megatron-Core checkpoint (torch_dist). It appears when all ranks have written and proved theirs, or not at all.
+              make_vocab_size_divisible_by: Optional[int] = None, overwrite: bool = False, group: Any = None, threads: int = 0,
+              max_memory: Size = "192MiB", progress: Progress = None) -> SaveReport:
+    """Saves the shards of a megatron-core model as a Megatron-Core checkpoint (torch_dist). It appears when all ranks have written and proved theirs, or not
+    at all.
 
     All ranks of torch.distributed call it; they see one file system.
 
@@ -218,7 +237,8 @@ def save_from(path: Path, sharded_state_dict: Mapping[str, Any], *, like: Union[
     if make_vocab_size_divisible_by is None:
         make_vocab_size_divisible_by = 128
         vocabulary = (origin.config or {}).get("vocab_size")
-        rows = [shard["global_shape"][-2] for shard in shards.shards if shard["key"].endswith(("word_embeddings.weight", "output_layer.weight"))]
+        rows = [shard["global_shape"][-2] for shard in shards.shards
+                if shard["key"].endswith(("word_embeddings.weight", "output_layer.weight")) and len(shard["global_shape"]) > 1]
         step = 128 * tensor_ranks
         if vocabulary and rows and -(-vocabulary // step) * step != rows[0]:
             make_vocab_size_divisible_by = rows[0] // tensor_ranks
@@ -230,16 +250,17 @@ def save_from(path: Path, sharded_state_dict: Mapping[str, Any], *, like: Union[
 
 def _named(name: str, tensor: Any) -> Tuple[Any, Dict[str, Any]]:
     """-> (what keeps the memory alive, its description). A tensor of torch, a ferry.Tensor, or an array of NumPy."""
+    if not isinstance(name, str):
+        raise Error("usage", f"{name!r}: is no name of a tensor")
     if isinstance(tensor, Tensor):
-        torch_names = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
-        return tensor, {"name": name, "dtype": torch_names.get(tensor.dtype, tensor.dtype), "shape": list(tensor.shape), "address": tensor.address}
+        return tensor, {"name": name, "dtype": torch_name(tensor.dtype), "shape": list(tensor.shape), "address": tensor.address}
     if hasattr(tensor, "data_ptr"):
         try:
-            tensor = tensor.detach().cpu().resolve_neg().contiguous()  # a view that is negated when it is read has other bits
-            address = tensor.data_ptr()
-        except (RuntimeError, NotImplementedError) as error:  # of a sparse or a meta tensor
+            tensor = tensor.detach().cpu().resolve_neg().contiguous()
+            shape = list(tensor.shape)
+        except (RuntimeError, NotImplementedError) as error:  # of a sparse, a nested or a meta tensor
             raise Error("usage", f"{name}: has no dense memory: {error}") from error
-        return tensor, {"name": name, "dtype": str(tensor.dtype).replace("torch.", ""), "shape": list(tensor.shape), "address": address}
+        return tensor, {"name": name, "dtype": str(tensor.dtype).replace("torch.", ""), "shape": shape, "address": _address(name, tensor)}
     if hasattr(tensor, "__array_interface__"):
         import numpy
         tensor = numpy.ascontiguousarray(tensor)

@@ -1,5 +1,6 @@
 """A tensor in the memory of the host, handed over by DLPack."""
-from typing import TYPE_CHECKING, Any, Optional, Tuple
+import ctypes
+from typing import TYPE_CHECKING, Any, Callable, Optional, Tuple
 
 from . import _ferry
 from ._errors import Error
@@ -9,8 +10,20 @@ if TYPE_CHECKING:
     from torch import Tensor as TorchTensor
 
 _TYPES = {"bool": "|b1", "u8": "|u1", "i8": "|i1", "i16": "<i2", "i32": "<i4", "i64": "<i8", "fp16": "<f2", "fp32": "<f4", "fp64": "<f8"}
-_BITS = {"bf16": "<u2", "f8e4m3": "|u1", "f8e5m2": "|u1"}
-_ML_DTYPES = {"bf16": "bfloat16", "f8e4m3": "float8_e4m3fn", "f8e5m2": "float8_e5m2"}
+_BITS = {"bf16": "<u2", "fp8_e4m3": "|u1", "fp8_e5m2": "|u1", "fp8_e8m0": "|u1"}
+_ML_DTYPES = {"bf16": "bfloat16", "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2", "fp8_e8m0": "float8_e8m0fnu"}
+_TORCH = {"bool": "bool", "u8": "uint8", "i8": "int8", "i16": "int16", "i32": "int32", "i64": "int64", "fp16": "float16", "fp32": "float32",
+          "fp64": "float64", **_ML_DTYPES}
+
+
+def item_size(dtype: str) -> int:
+    """-> bytes of an element"""
+    return int({**_TYPES, **_BITS}[dtype][2:])
+
+
+def torch_name(dtype: str) -> str:
+    """-> "bfloat16" of "bf16\""""
+    return _TORCH[dtype]
 
 
 class _Bytes:
@@ -24,10 +37,11 @@ class _Bytes:
 class Tensor:
     """A dense, row-major tensor on the host.
 
-    torch.from_dlpack(tensor), numpy.from_dlpack(tensor) and whatever else reads DLPack share its memory, which lives as long as one of them.
+    torch.from_dlpack(tensor), numpy.from_dlpack(tensor) and whatever else reads DLPack share its memory, which lives as long as one of them. It may be pickled:
+    its bytes go along.
 
     Attributes:
-        dtype: "bf16", "fp16", "fp32", "fp64", "f8e4m3", "f8e5m2", "i64", ...
+        dtype: "bf16", "fp16", "fp32", "fp64", "fp8_e4m3", "fp8_e5m2", "fp8_e8m0", "i64", ...
         shape: outermost first
         address: of the first byte
     """
@@ -44,19 +58,24 @@ class Tensor:
                    copy: Optional[bool] = None) -> Any:
         if dl_device not in (None, (1, 0)):
             raise BufferError(f"the tensor is on the host, not on device {dl_device}")
-        if copy:
-            raise BufferError("the tensor is shared, not copied")
-        return _ferry.export_dlpack(self._memory, self.dtype, self.shape, max_version is not None and max_version[0] >= 1)
+        memory = _copy(self.dtype, self.shape, self._bytes())._memory if copy else self._memory
+        return _ferry.export_dlpack(memory, self.dtype, self.shape, max_version is not None and max_version[0] >= 1, bool(copy))
 
     def __dlpack_device__(self) -> Tuple[int, int]:
         return 1, 0
+
+    def __reduce__(self) -> Tuple[Callable[[str, Tuple[int, ...], bytes], "Tensor"], Tuple[str, Tuple[int, ...], bytes]]:
+        return _copy, (self.dtype, self.shape, self._bytes())
+
+    def _bytes(self) -> bytes:
+        return ctypes.string_at(self.address, self.nbytes)
 
     def torch(self) -> "TorchTensor":
         """-> torch.Tensor [*shape] that shares the memory"""
         import torch
         from torch.utils.dlpack import from_dlpack
-        if self.dtype.startswith("f8"):
-            return torch.from_numpy(self.bits()).view(getattr(torch, _ML_DTYPES[self.dtype]))
+        if self.dtype.startswith("fp8"):
+            return from_dlpack(Tensor(self._memory, self.address, "u8", self.shape)).view(getattr(torch, torch_name(self.dtype)))
         return from_dlpack(self)
 
     def bits(self) -> "NDArray[Any]":
@@ -66,7 +85,7 @@ class Tensor:
 
     @property
     def nbytes(self) -> int:
-        size = int({**_TYPES, **_BITS}[self.dtype][2:])
+        size = item_size(self.dtype)
         for extent in self.shape:
             size *= extent
         return size
@@ -96,7 +115,14 @@ class Tensor:
         return self.bits().view(getattr(ml_dtypes, _ML_DTYPES[self.dtype]))
 
 
-_CODES = {0: "i", 1: "u", 2: "fp", 4: "bf", 6: "bool"}
+def _copy(dtype: str, shape: Tuple[int, ...], content: bytes) -> Tensor:
+    memory, address = _ferry.allocate(len(content))
+    ctypes.memmove(address, content, len(content))
+    return Tensor(memory, address, dtype, shape)
+
+
+_CODES = {0: "i", 1: "u", 2: "fp", 4: "bf"}  # and the number of bits
+_WHOLE_CODES = {6: "bool", 10: "fp8_e4m3", 12: "fp8_e5m2", 14: "fp8_e8m0"}
 
 
 def borrow(name: str, target: Any, dtype: str, shape: Tuple[int, ...]) -> Tuple[Any, int]:
@@ -107,19 +133,25 @@ def borrow(name: str, target: Any, dtype: str, shape: Tuple[int, ...]) -> Tuple[
         raise refuse(f"is a {type(target).__name__}, which does not speak DLPack")
     if getattr(target, "requires_grad", False):
         target = target.detach()
+    if hasattr(target, "is_neg") and target.is_neg():
+        raise refuse("is a view that is negated when it is read")
     try:
         capsule = target.__dlpack__()
     except (BufferError, RuntimeError, TypeError, ValueError) as error:  # of a meta tensor, a read-only array, a sparse tensor
         raise refuse(f"cannot be shared by DLPack: {error}") from error
-    address, device, code, bits, sizes, strides, read_only = _ferry.import_dlpack(capsule)
-    width = 8 if dtype in ("bool", "u8", "i8") or dtype.startswith("f8") else int(dtype.lstrip("bfpi"))
-    found = "bool" if code == 6 else f"f8 of code {code}" if code > 6 else _CODES.get(code, "?") + str(bits)
+    try:
+        address, device, code, bits, sizes, strides, read_only = _ferry.import_dlpack(capsule)
+    except ValueError as error:
+        raise refuse(f"is no capsule of DLPack: {error}") from error
+    found = _WHOLE_CODES.get(code, _CODES.get(code, f"code {code} of ") + str(bits))
     if device not in (1, 3):  # host, pinned host
         raise refuse(f"is on a device of DLPack's type {device}, not on the host")
     if tuple(sizes) != shape:
         raise refuse(f"has shape {sizes}, not {list(shape)}")
-    if bits != width or (found != dtype and code != 1 and not (dtype.startswith("f8") and code > 6)):
+    if bits != 8 * item_size(dtype) or (found != dtype and code != 1):
         raise refuse(f"is of {found}, not {dtype}")
+    if not address and 0 not in sizes:
+        raise refuse(f"is a {type(target).__name__} without memory of its own")
     if read_only:
         raise refuse("is read-only")
     if strides is not None:

@@ -16,7 +16,8 @@ HF = DATA / "hf_llama/hf"
 
 
 @pytest.mark.parametrize("option", [dict(tp=2**32 + 2), dict(tp=2**31), dict(tp=2.5), dict(tp=True), dict(pp=0), dict(threads=-5), dict(threads=2**31),
-                                    dict(max_memory=2**63), dict(max_memory=0), dict(max_shard_size=1.5)], ids=str)
+                                    dict(max_memory=2**63), dict(max_memory=0), dict(max_shard_size=1.5), dict(max_memory="infGB"),
+                                    dict(max_memory=b"64MiB")], ids=str)
 def test_a_number_that_cannot_be_meant_is_an_error(option, work):
     with pytest.raises(ferry.Error) as failure:
         ferry.convert(HF, work / "out", to="megatron", **option)
@@ -60,7 +61,34 @@ def test_a_value_that_no_text_holds_is_named(option, work):
 
 
 def test_numbers_of_numpy_are_numbers(work):
-    assert ferry.convert(HF, work / "out", tp=np.int64(2), threads=np.int8(1), progress=False).proved
+    assert ferry.convert(HF, work / "out", tp=np.int64(2), threads=np.int8(1), max_memory=np.int64(1 << 27), progress=False).proved
+
+
+@pytest.mark.parametrize("target", [5, True, {}, None], ids=str)
+def test_a_target_that_is_no_path_is_an_error(target):
+    """... of every function; a delta's ended the process."""
+    for act in (ferry.convert, ferry.delta_make):
+        with pytest.raises(ferry.Error) as failure:
+            act(HF, *([HF] if act is ferry.delta_make else []), target)
+        assert failure.value.kind == "usage"
+
+
+@pytest.mark.parametrize("options", [dict(include="\ud800"), dict(iteration="\ud800"), dict(dtype="\ud800")], ids=lambda one: next(iter(one)))
+def test_a_lone_surrogate_is_named(options, work):
+    with pytest.raises(ferry.Error, match=f"{next(iter(options))}: holds a lone surrogate") as failure:
+        ferry.convert(HF, work / "out", **options)
+    assert failure.value.kind == "usage"
+
+
+def test_a_name_ends_at_no_zero_byte(work):
+    with pytest.raises(ferry.Error, match="a name has no zero bytes"):
+        ferry.convert(HF, f"{work}/out\0side", progress=False)
+    assert os.listdir(work) == []
+
+
+def test_a_tensor_without_a_name_is_not_saved(work):
+    with pytest.raises(ferry.Error, match="5: is no name of a tensor"):
+        ferry.save(work / "out", {5: torch.zeros(2)}, like=HF)
 
 
 @pytest.mark.parametrize("box", [5, "ab", {0: 1}, [5], [(0, 1, 2), (0, 1)], [(0.5, 1), (0, 1)], [("a", "b"), (0, 1)], [(0, 10**30), (0, 1)], [(None, 1), (0, 1)]],
@@ -86,7 +114,9 @@ def test_a_name_that_is_not_utf8_is_read_as_any_other(work):
     text = os.path.join(work, os.fsdecode(b"nu\xff"))
     shutil.copytree(HF, text)
     for path in (text, os.fsencode(text)):
-        assert len(list(ferry.open(path).tensors())) == len(list(ferry.open(HF).tensors()))
+        checkpoint = ferry.open(path)
+        assert len(list(checkpoint.tensors())) == len(list(ferry.open(HF).tensors())) and os.fsencode(checkpoint.path) == os.fsencode(text)
+        assert ferry.safe_open(checkpoint, "pt").offset_keys() == ferry.safe_open(HF, "pt").offset_keys()
     manifest = os.path.join(work, os.fsdecode(b"manifest\xff"))
     with open(manifest, "w", encoding="utf-8") as out:
         out.write(ferry.digest(HF).text)
