@@ -5,6 +5,7 @@
 
 #include "distckpt/base/error.h"
 #include "distckpt/base/printable.h"
+#include "distckpt/storage/network/http_advice.h"
 #include "distckpt/storage/remote_tree.h"
 
 namespace ferry::distckpt {
@@ -96,11 +97,12 @@ bool RemoteObject::open() {
   if (response.status == 404 || response.status == 410) return false;
   const bool empty = response.status == 416;  // no byte can be asked of a file that has none
   if (!response.ok() && !empty) {
+    auto hint = advice(response);
+    if (hint.empty() && (response.status == 401 || response.status == 403))
+      hint = "it needs credentials (HF_TOKEN, AWS_ACCESS_KEY_ID), or others";
     throw Error(ErrorKind::kIo,
                 fmt::format("{}: {}", address_, HttpAttempt{.response = response}.describe()),
-                response.status == 401 || response.status == 403
-                    ? "it needs credentials (HF_TOKEN, AWS_ACCESS_KEY_ID), or others"
-                    : "");
+                hint);
   }
   if (empty) response.body.clear();
   if (!ranged) size_ = static_cast<std::int64_t>(response.body.size());

@@ -19,6 +19,7 @@
 #include "distckpt/base/printable.h"
 #include "distckpt/base/trimmed.h"
 #include "distckpt/storage/network/curl_library.h"
+#include "distckpt/storage/network/http_advice.h"
 
 namespace ferry::distckpt {
 namespace {
@@ -29,6 +30,7 @@ constexpr int kMaxRedirects = 5;
 constexpr long kUnknownRetries = 3;
 constexpr long kSlowBytesPerSecond = 256;
 constexpr std::chrono::milliseconds kFresh{500};  // servers keep idle connections for longer
+constexpr double kLongestPause = 60;              // seconds
 constexpr std::chrono::milliseconds kLook{100};   // between looks for an interrupt
 
 long setting(const char* name, long otherwise) {
@@ -417,13 +419,13 @@ void Backoff::after(const HttpAttempt& attempt, std::string_view subject) {
   if (!attempt.again || spent) {
     throw Error(ErrorKind::kIo,
                 fmt::format("{}: {}{}", subject, attempt.describe(),
-                            attempt.again ? fmt::format(", {} times", tries_) : ""));
+                            attempt.again ? fmt::format(", {} times", tries_) : ""),
+                advice(attempt.response));
   }
   thread_local std::minstd_rand random(std::random_device{}());
   const auto longest = std::min(10.0, 0.1 * static_cast<double>(1 << std::min(tries_, 10)));
   double seconds = std::uniform_real_distribution<double>(longest / 2, longest)(random);
-  if (const auto asked = attempt.response.number("retry-after"))
-    seconds = std::max(seconds, static_cast<double>(std::min<std::int64_t>(*asked, 60)));
+  seconds = std::max(seconds, std::min(asked_pause(attempt.response).value_or(0), kLongestPause));
   const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
   while (std::chrono::steady_clock::now() < end) {
     require(!is_interrupted(), ErrorKind::kCancelled, "interrupted");

@@ -5,6 +5,7 @@
 #include "distckpt/base/error.h"
 #include "distckpt/base/printable.h"
 #include "distckpt/storage/network/aws_settings.h"
+#include "distckpt/storage/network/http_advice.h"
 
 namespace ferry::distckpt {
 namespace {
@@ -112,13 +113,9 @@ HttpResponse s3_send(const HttpRequest& request, const S3Place& place) {
   if (response.ok()) return response;
   const auto attempt = HttpAttempt{.response = std::move(response)};
   const auto status = attempt.response.status;
-  const auto region = attempt.response.header("x-amz-bucket-region");
-  std::string hint;
-  if (status >= 300 && status < 400 && !region.empty()) {
-    hint = fmt::format("the bucket is in the region {}: set AWS_REGION", printable(region));
-  } else if ((status == 401 || status == 403) && !request.aws) {
+  auto hint = advice(attempt.response);
+  if ((status == 401 || status == 403) && !request.aws)
     hint = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE";
-  }
   throw Error(status == 404 ? ErrorKind::kNotFound : ErrorKind::kIo,
               fmt::format("{}: {}", place.address(), attempt.describe()), hint);
 }
