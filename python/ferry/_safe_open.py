@@ -1,4 +1,5 @@
 """The interface of safetensors, over checkpoints of every format."""
+import operator
 import threading
 from itertools import accumulate
 from math import prod
@@ -23,10 +24,13 @@ _FRAMEWORKS = {"pt": "pt", "torch": "pt", "pytorch": "pt", "np": "np", "numpy": 
 
 def _box_of(index: Tuple[Any, ...], shape: Tuple[int, ...]) -> Tuple[List[Tuple[int, int]], Tuple[Any, ...]]:
     """-> (the box of the tensor that an index spans, the index into that box)"""
-    def consumes(one: Any) -> bool:
-        return one is not None and one is not Ellipsis and not isinstance(one, bool)
+    def consumed(one: Any) -> int:
+        """-> dimensions that it takes: a mask has as many as it is made of"""
+        if one is None or one is Ellipsis or isinstance(one, bool):
+            return 0
+        return int(one.ndim) if str(getattr(one, "dtype", "")).endswith("bool") else 1
 
-    missing = len(shape) - sum(map(consumes, index))
+    missing = len(shape) - sum(map(consumed, index))
     if missing < 0:
         raise IndexError(f"too many indices for tensor of dimension {len(shape)}")
     if Ellipsis not in [one for one in index if one is None or one is Ellipsis]:
@@ -37,24 +41,32 @@ def _box_of(index: Tuple[Any, ...], shape: Tuple[int, ...]) -> Tuple[List[Tuple[
         if one is Ellipsis:
             box += [(0, size) for size in shape[len(box):len(box) + missing]]
             rest += [slice(None)] * missing
-        elif not consumes(one):
+        elif not consumed(one):
             rest.append(one)
         elif isinstance(one, slice):
             begin, end, step = one.indices(shape[len(box)])
             if step < 1:
-                raise ValueError("slice step must be positive")
+                raise ValueError("step must be greater than zero")
             box.append((begin, max(begin, end)))
             rest.append(slice(None, None, step))
-        elif hasattr(one, "__index__"):
-            at, size = one.__index__(), shape[len(box)]
+        elif (at := _whole(one)) is not None:
+            size = shape[len(box)]
             if not -size <= at < size:
                 raise IndexError(f"index {at} is out of bounds for dimension {len(box)} with size {size}")
             box.append((at % size, at % size + 1))
             rest.append(0)
         else:
-            box.append((0, shape[len(box)]))
+            box += [(0, size) for size in shape[len(box):len(box) + consumed(one)]]
             rest.append(one)
     return box, tuple(rest)
+
+
+def _whole(index: Any) -> Optional[int]:
+    """-> the integer that it is; None for an array or a list"""
+    try:
+        return operator.index(index)
+    except TypeError:
+        return None
 
 
 class _Window:
@@ -111,7 +123,7 @@ class SafeSlice(Generic[Given]):
         return self._info.dtype.upper().replace("FP", "F")
 
     def __getitem__(self, index: Any) -> Given:
-        """Reads a part: integers, slices, `...`, None and lists, as a tensor of the framework takes them. Of the files it reads the box that they span.
+        """Reads a part: integers, slices, `...`, None, lists and arrays, as a tensor of the framework takes them. Of the files it reads the box that they span.
 
         Raises:
             IndexError: for an integer beyond the tensor, or more of them than it has dimensions

@@ -37,7 +37,9 @@ def test_keys_tensors_and_metadata_are_those_of_safetensors(pair):
 
 
 INDICES = [0, -1, ..., slice(0, 2), slice(-3, None), slice(5, 1000), slice(4, 2), slice(0, 9, 4), (slice(0, 2), 3), (..., 2), (slice(None), slice(1, 7, 2)),
-           (1, 2), (), None, (None, 3), (slice(2, 5), None, slice(1, 2)), [1, 2], (slice(None), [1, 2]), (slice(0, 0), 1), (3, ..., 4)]
+           (1, 2), (), None, (None, 3), (slice(2, 5), None, slice(1, 2)), [1, 2], (slice(None), [1, 2]), (slice(0, 0), 1), (3, ..., 4),
+           np.int64(3), torch.tensor(3), np.array([2, 1]), torch.tensor([4, 4, 0]), (slice(1, 9), torch.tensor([3, 1])), torch.arange(250) % 3 == 0,
+           torch.arange(8000).reshape(250, 32) % 7 == 0]
 
 
 @pytest.mark.parametrize("index", INDICES, ids=str)
@@ -45,6 +47,16 @@ def test_an_index_gives_the_part_that_safetensors_gives(pair, index):
     theirs, ours = (opened.get_slice("model.embed_tokens.weight") for opened in pair)
     assert (ours.get_shape(), ours.get_dtype()) == (theirs.get_shape(), theirs.get_dtype())
     assert same(ours[index], theirs[index])
+
+
+@pytest.mark.parametrize("index", [slice(None, None, -1), (0, slice(9, 2, -1))], ids=str)
+def test_a_step_back_raises_as_in_safetensors(pair, index):
+    messages = []
+    for opened in pair:
+        with pytest.raises(ValueError) as error:
+            opened.get_slice("model.embed_tokens.weight")[index]
+        messages.append(str(error.value))
+    assert messages[0] == messages[1]
 
 
 @pytest.mark.parametrize("index", [250, -251, (0, 0, 0), (slice(None), 32)], ids=str)
