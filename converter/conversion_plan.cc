@@ -156,7 +156,8 @@ std::unique_ptr<Target> make_target(const OpenedConversion& opened,
       return make_megatron_target(
           opened.source, opened.tensors,
           {.parallel = options.parallel,
-           .layout = options.megatron_layout.value_or(opened.source.megatron_layout),
+           .layout = written_layout(*opened.source.map.family, options.megatron_layout.value_or(
+                                                                   opened.source.megatron_layout)),
            .iteration = opened.iteration,
            .dtype = options.dtype},
           folder);

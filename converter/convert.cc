@@ -393,7 +393,8 @@ class Conversion {
       report.num_pieces += static_cast<std::int64_t>(distckpt::copy_ops(one).size());
     }
     if (opened_.format == Format::kTorchDist) {
-      const auto layout = options_.megatron_layout.value_or(source.megatron_layout);
+      const auto layout = written_layout(*source.map.family,
+                                         options_.megatron_layout.value_or(source.megatron_layout));
       report.run_config_problem = run_config_problem(source, layout).value_or("");
     }
     report.num_adapter_tensors = source.num_adapter_tensors;

@@ -27,6 +27,7 @@ struct BridgeModel {
   models::RopeType rope_type = models::RopeType::kDefault;
   // The class of vision_config, below transformers.models, of a model that also sees.
   std::string_view vision_config{};
+  bool mrope = false;  // its positions have three axes
 };
 
 inline constexpr BridgeModel kPlainBridgeModel{};

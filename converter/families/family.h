@@ -204,7 +204,8 @@ inline constexpr TowerRule kQwen3Tower[] = {
     {"model.visual.deepstack_merger_list.{l}.**",
      "vision_model.decoder.deepstack_merger_list.{l}.**"},
 };
-// The same in checkpoints of Megatron-Bridge, and Qwen3.5's there, which has no deepstack mergers.
+// The same in checkpoints of Megatron-Bridge and of mbridge, and Qwen3.5's in those of the first,
+// which has no deepstack mergers.
 inline constexpr TowerRule kQwen3BridgeTower[] = {
     {"model.visual.patch_embed.proj.weight", "vision_model.patch_embed.proj.weight"},
     {"model.visual.patch_embed.proj.bias", "vision_model.patch_embed.proj.bias"},

@@ -47,6 +47,28 @@ bool matches_rule(std::string_view pattern, std::string_view key) {
   return is_open(pattern) ? key.starts_with(opening(pattern)) : key == pattern;
 }
 
+// Modules of Transformer Engine in towers of Megatron's modules.
+constexpr std::array<std::string_view, 8> kEngineModules{
+    ".linear_qkv",
+    ".linear_proj",
+    ".linear_fc1",
+    ".linear_fc2",
+    ".patch_norm",
+    ".final_layernorm",
+    "multi_modal_projector.mm_soft_embed_norm",
+    "multi_modal_projector.proj",
+};
+
+// The module whose weight a key is, if it keeps an `_extra_state`.
+std::optional<std::string_view> engine_module(std::string_view key) {
+  constexpr std::string_view kWeight = ".weight";
+  if (!key.ends_with(kWeight)) return std::nullopt;
+  key.remove_suffix(kWeight.size());
+  const bool keeps = std::ranges::any_of(
+      kEngineModules, [&](std::string_view module) { return key.ends_with(module); });
+  return keeps ? std::optional(key) : std::nullopt;
+}
+
 bool is_stacked(const TowerRule& rule) {
   return rule.hf.find(kLayerMark) != std::string_view::npos;
 }
@@ -68,6 +90,7 @@ struct TowerTensor {
   Shape shape{};
   distckpt::DType dtype = distckpt::DType::kBF16;
   bool transposed = false;
+  std::int64_t num_states = 0;  // `_extra_state`s of its module: one for each layer of a stack
   std::vector<TowerPart> parts{};
 };
 
@@ -143,6 +166,7 @@ class Tower {
                       .shape = one,
                       .dtype = first.dtype,
                       .transposed = rule.transposed};
+    if (engine_module(tower.key)) tower.num_states = std::ssize(layers);
     if (is_stacked(rule)) tower.shape.push_front(std::ssize(layers));
     for (std::size_t layer = 0; layer < layers.size(); ++layer) {
       std::int64_t at = 0;
@@ -213,6 +237,13 @@ std::optional<MegatronLayout> megatron_layout(std::string_view name) {
   return found == kLayoutNames.end() ? std::nullopt : std::optional(found->first);
 }
 
+MegatronLayout written_layout(const Family& family, MegatronLayout layout) {
+  const auto own = rules_of(family, MegatronLayout::kMbridge);
+  const bool alike =
+      !own.empty() && own.data() == rules_of(family, MegatronLayout::kMegatronBridge).data();
+  return layout == MegatronLayout::kMbridge && alike ? MegatronLayout::kMegatronBridge : layout;
+}
+
 std::string_view language_model_key(std::string_view key) {
   key = models::strip_wrappers(key);
   if (key.starts_with(kLanguageModelPrefix)) key.remove_prefix(kLanguageModelPrefix.size());
@@ -239,10 +270,11 @@ MegatronLayout layout_of(const Family& family, const distckpt::Layout& stored) {
       return std::ranges::any_of(rules_of(family, one),
                                  [&](auto& rule) { return matches_rule(rule.megatron, key); });
     };
-    if (is_of(MegatronLayout::kMbridge)) return MegatronLayout::kMbridge;
+    const bool is_of_bridge = is_of(MegatronLayout::kMegatronBridge);
+    if (!is_of_bridge && is_of(MegatronLayout::kMbridge)) return MegatronLayout::kMbridge;
     const bool below = key.starts_with(kLanguageModelPrefix) &&
                        !rules_of(family, MegatronLayout::kMegatronBridge).empty();
-    if (below || is_of(MegatronLayout::kMegatronBridge)) layout = MegatronLayout::kMegatronBridge;
+    if (below || is_of_bridge) layout = MegatronLayout::kMegatronBridge;
   }
   return layout;
 }
@@ -293,18 +325,24 @@ std::vector<ModelTensor> tower_tensors(const Family& family,
   return tensors;
 }
 
-std::vector<distckpt::ShardedTensor> tower_state(const ModelMap& map,
-                                                 MegatronLayout layout,
-                                                 const std::vector<ModelTensor>& tensors,
-                                                 std::int64_t num_heads) {
-  std::vector<distckpt::ShardedTensor> state;
+TowerState tower_state(const ModelMap& map,
+                       MegatronLayout layout,
+                       const std::vector<ModelTensor>& tensors,
+                       std::int64_t num_heads) {
+  TowerState state;
   for (auto& tensor : Tower(map, layout, tensors, num_heads).take()) {
-    state.push_back({.key = std::move(tensor.key),
-                     .dtype = tensor.dtype,
-                     .local_shape = tensor.shape,
-                     .global_shape = tensor.shape,
-                     .global_offset = Box::whole(tensor.shape).offset,
-                     .replica_id = {0, 0, 0}});
+    for (std::int64_t i = 0; i < tensor.num_states; ++i) {
+      state.extra_states.push_back(
+          {.key = fmt::format("{}._extra_state", engine_module(tensor.key).value()),
+           .global_shape = {tensor.num_states},
+           .global_offset = {i}});
+    }
+    state.tensors.push_back({.key = std::move(tensor.key),
+                             .dtype = tensor.dtype,
+                             .local_shape = tensor.shape,
+                             .global_shape = tensor.shape,
+                             .global_offset = Box::whole(tensor.shape).offset,
+                             .replica_id = {0, 0, 0}});
   }
   return state;
 }

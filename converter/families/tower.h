@@ -23,7 +23,7 @@ namespace ferry::converter {
 enum class MegatronLayout : std::uint8_t {
   kLanguageModel,   // the language model's keys as they are; the tower beside it, in the sidecar
   kMegatronBridge,  // Megatron-Bridge's: keys below "language_model.", the tower beside them
-  kMbridge,         // mbridge's: the same, with another tower
+  kMbridge,         // mbridge's: the same, with another tower, but for families of one in both
   kSlime,           // the first, but for delta nets: open/slime_layout.h
 };
 
@@ -35,6 +35,10 @@ bool keeps_tower(MegatronLayout layout);
 
 std::string_view layout_name(MegatronLayout layout);  // "megatron-bridge"
 std::optional<MegatronLayout> megatron_layout(std::string_view name);
+
+// The layout that a checkpoint of the family has if `layout` was asked for: Megatron-Bridge's for
+// mbridge's, where both keep its tower alike.
+MegatronLayout written_layout(const Family& family, MegatronLayout layout);
 
 // A key without wrappers and the prefix of a language model in one that also sees.
 std::string_view language_model_key(std::string_view key);
@@ -51,13 +55,19 @@ std::vector<distckpt::ModelTensor> tower_tensors(const Family& family,
                                                  MegatronLayout layout,
                                                  const distckpt::Layout& stored);
 
+// A tower's tensors, and the `_extra_state`s of its modules that are Transformer Engine's.
+struct TowerState {
+  std::vector<distckpt::ShardedTensor> tensors{};
+  std::vector<distckpt::ShardedObject> extra_states{};
+};
+
 // The tower in a checkpoint to be written, which rank 0 holds whole. `tensors` are all of the
 // model's, of which the carried ones are the tower's. Throws Error(kUsage | kLayout) where the
 // family has no such layout, or the layout no place for a tensor.
-std::vector<distckpt::ShardedTensor> tower_state(const ModelMap& map,
-                                                 MegatronLayout layout,
-                                                 const std::vector<distckpt::ModelTensor>& tensors,
-                                                 std::int64_t num_heads);
+TowerState tower_state(const ModelMap& map,
+                       MegatronLayout layout,
+                       const std::vector<distckpt::ModelTensor>& tensors,
+                       std::int64_t num_heads);
 
 // Links the stored tensors of the tower to those of `tensors`.
 void link_tower(const ModelMap& map,

@@ -196,8 +196,9 @@ class MegatronTarget : public FileTarget {
       for (auto& tensor : rank.tensors) tensor.key.insert(0, kLanguageModelPrefix);
       for (auto& state : rank.extra_states) state.key.insert(0, kLanguageModelPrefix);
     }
-    std::ranges::move(tower_state(source.map, options.layout, tensors, heads_of_tower(source)),
-                      std::back_inserter(ranks.front().tensors));
+    auto tower = tower_state(source.map, options.layout, tensors, heads_of_tower(source));
+    std::ranges::move(tower.tensors, std::back_inserter(ranks.front().tensors));
+    std::ranges::move(tower.extra_states, std::back_inserter(ranks.front().extra_states));
   }
 
   // Tensors that Megatron holds less a number, rounded, where the source has them as they are.

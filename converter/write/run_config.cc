@@ -191,41 +191,45 @@ ordered_json transformers_config(std::string_view type, ordered_json object) {
 
 // Bridge makes what `_target_` names of an object, and expands `${...}` in texts: config.json,
 // which anyone may have written, must have neither.
-void require_plain(const ordered_json& value) {
+void require_plain(const ordered_json& value, std::string_view where) {
   if (value.is_string()) {
     require(value.get_ref<const std::string&>().find("${") == std::string::npos,
-            ErrorKind::kCorrupt, "config.json: vision_config has the text {}", value.dump());
+            ErrorKind::kCorrupt, "config.json: {} has the text {}", where, value.dump());
   } else if (value.is_structured()) {
     for (const auto& [name, one] : value.items()) {
       require(value.is_array() || !(name.starts_with('_') && name.ends_with('_')),
-              ErrorKind::kCorrupt, "config.json: vision_config has the key {}",
+              ErrorKind::kCorrupt, "config.json: {} has the key {}", where,
               ordered_json(name).dump());
-      require_plain(one);
+      require_plain(one, where);
     }
   }
 }
 
 // Adds the words of config.json on images: the tower, the tokens that stand for what it sees, and
 // how positions turn.
-void add_vision(std::string_view vision_config, const ordered_json& hf, ordered_json& model) {
+void add_vision(const BridgeModel& bridge, const ordered_json& hf, ordered_json& model) {
   // transformers up to 4.4x has the text's words at the top.
   const auto& text = hf.contains("text_config") ? hf["text_config"] : hf;
   const auto vision = hf.value("vision_config", ordered_json::object());
-  require_plain(vision);
-  model["vision_config"] = transformers_config(vision_config, vision);
-  model["position_embedding_type"] = "mrope";
-  const auto add = [&](const ordered_json& object, const char* key) {
+  require_plain(vision, "vision_config");
+  model["vision_config"] = transformers_config(bridge.vision_config, vision);
+  if (bridge.mrope) model["position_embedding_type"] = "mrope";
+  const auto add = [&](const ordered_json& object, const char* key, const char* field) {
     const auto found = object.find(key);
-    if (found != object.end() && found->is_number_integer()) model[key] = *found;
+    if (found != object.end() && found->is_number_integer()) model[field] = *found;
   };
-  for (const auto* key : {"bos_token_id", "eos_token_id"}) add(text, key);
+  for (const auto* key : {"bos_token_id", "eos_token_id"}) add(text, key, key);
   for (const auto* key : {"vision_start_token_id", "vision_end_token_id", "vision_token_id",
-                          "image_token_id", "video_token_id"})
-    add(hf, key);
+                          "image_token_id", "video_token_id", "mm_tokens_per_image"})
+    add(hf, key, key);
+  add(hf, "boi_token_index", "vision_start_token_id");  // Gemma 3
+  add(hf, "eoi_token_index", "vision_end_token_id");
+  add(hf, "image_token_index", "image_token_id");
   for (const auto* key : {"rope_parameters", "rope_scaling"}) {
     const auto rope = text.find(key);
     if (rope == text.end() || !rope->is_object() || !rope->contains("mrope_section")) continue;
     model["mrope_section"] = (*rope)["mrope_section"];
+    require_plain(model["mrope_section"], "mrope_section");
   }
 }
 
@@ -330,8 +334,7 @@ std::string run_config_text(distckpt::PickleValue namespace_of_args,
   if (!bridge.layer_spec.empty())
     model["transformer_layer_spec"] = distckpt::parse_ordered_json(bridge.layer_spec, kBridge);
   if (!bridge.vision_config.empty()) {
-    add_vision(bridge.vision_config, distckpt::parse_ordered_python_json(hf_config, "config.json"),
-               model);
+    add_vision(bridge, distckpt::parse_ordered_python_json(hf_config, "config.json"), model);
   }
   if (bridge.configure != nullptr) bridge.configure(config, model);
   if (!hf_model_id.empty()) model["hf_model_id"] = hf_model_id;

@@ -91,6 +91,26 @@ const BridgeModel kGemma3Provider{
     .problem = problem_of_gemma3,
 };
 
+// The file of the hub leaves out that the vision tower has no head, which Megatron-Bridge's never
+// has; its projector is a module with sizes of its own.
+const BridgeModel kGemma3SeeingProvider{
+    .provider = "gemma_vl.gemma3_vl_provider.Gemma3VLModelProvider",
+    .configure =
+        [](const TransformerConfig& config, nlohmann::ordered_json& provider) {
+          configure_gemma3(config, provider);
+          auto& vision = provider["vision_config"]["config_dict"];
+          vision["vision_use_head"] = false;
+          provider["vision_projector_config"] = {
+              {"_target_",
+               "megatron.bridge.models.gemma_vl.modeling_gemma3_vl."
+               "Gemma3VLMultimodalProjectorConfig"},
+              {"input_size", vision.value("hidden_size", nlohmann::ordered_json(768))},
+              {"hidden_size", config.hidden_size}};
+        },
+    .problem = problem_of_gemma3,
+    .vision_config = "siglip.configuration_siglip.SiglipVisionConfig",
+};
+
 const BridgeModel kGemma4Provider{
     .provider = "gemma.gemma4_provider.Gemma4DenseProvider",
     .experts_provider = "gemma.gemma4_provider.Gemma4ModelProvider",

@@ -7,6 +7,7 @@ namespace ferry::converter {
 
 extern const BridgeModel kGemma2Provider;
 extern const BridgeModel kGemma3Provider;
+extern const BridgeModel kGemma3SeeingProvider;
 extern const BridgeModel kGemma4Provider;
 
 }  // namespace ferry::converter

@@ -74,6 +74,7 @@ constexpr HfNames kQwen3SeeingNames{
     .last = kSeeingHead,
     .carried = kVisual,
     .bridge_tower = kQwen3BridgeTower,
+    .mbridge_tower = kQwen3BridgeTower,
     .computed_tower = kQwen3Tower,
 };
 
@@ -98,7 +99,13 @@ bool is_dense(const TransformerConfig& config) {
 
 constexpr BridgeModel kQwen25SeeingProvider{
     .provider = "qwen_vl.qwen25_vl_provider.Qwen25VLModelProvider",
-    .vision_config = "qwen2_5_vl.configuration_qwen2_5_vl.Qwen2_5_VLVisionConfig"};
+    .vision_config = "qwen2_5_vl.configuration_qwen2_5_vl.Qwen2_5_VLVisionConfig",
+    .mrope = true};
+constexpr BridgeModel kQwen3SeeingProvider{
+    .provider = "qwen_vl.qwen3_vl_provider.Qwen3VLModelProvider",
+    .vision_config = "qwen3_vl.configuration_qwen3_vl.Qwen3VLVisionConfig",
+    .mrope = true};
+
 constexpr Family kFamilies[] = {
     {.model_type = "llama",
      .names = &kNames,
@@ -154,7 +161,8 @@ constexpr Family kFamilies[] = {
      .names = &kQwen3SeeingNames,
      .config_key = "text_config",
      .configure = read_qwen3,
-     .configure_vision = read_qwen3_vision},
+     .configure_vision = read_qwen3_vision,
+     .bridge_seeing = &kQwen3SeeingProvider},
     {.model_type = "seed_oss",
      .names = &kNames,
      .head_classes = HeadClasses::kOfSequencesAndTokens,

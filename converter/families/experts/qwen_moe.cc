@@ -1,6 +1,9 @@
 // Qwen2-MoE and Qwen3-MoE: experts in some layers; Qwen2-MoE shares some, behind a gate. Qwen3-VL
 // with experts: one tensor for those of a layer, transposed on the hub and not where transformers 5
 // saves it.
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
 #include "converter/families/family.h"
 
 namespace ferry::converter {
@@ -48,6 +51,7 @@ constexpr HfNames kSeeingMoeNames{
     .last = kSeeingHead,
     .carried = kVisual,
     .bridge_tower = kQwen3BridgeTower,
+    .mbridge_tower = kQwen3BridgeTower,
     .computed_tower = kQwen3Tower,
 };
 
@@ -59,6 +63,21 @@ bool has_qwen_experts(const TransformerConfig& config) {
 constexpr BridgeModel kQwen3Provider{
     .settings = R"({"moe_router_load_balancing_type": "aux_loss", "moe_aux_loss_coeff": 0.001})",
 };
+
+constexpr BridgeModel kQwen3SeeingMoeProvider{
+    .provider = "qwen_vl.qwen3_vl_provider.Qwen3VLMoEModelProvider",
+    .settings = kQwen3Provider.settings,
+    .configure =
+        [](const TransformerConfig& config, nlohmann::ordered_json& provider) {
+          provider["head_dim"] = config.kv_channels;
+        },
+    .problem = [](const TransformerConfig& config) -> std::string_view {
+      const auto experts = std::ranges::count(config.moe_layer_freq, true);
+      return experts == config.num_layers ? ""
+                                          : "has layers without experts, which its model lacks";
+    },
+    .vision_config = "qwen3_vl_moe.configuration_qwen3_vl_moe.Qwen3VLMoeVisionConfig",
+    .mrope = true};
 
 constexpr Family kQwenMoeList[] = {
     {.model_type = "qwen2_moe",
@@ -102,7 +121,8 @@ constexpr Family kQwenMoeList[] = {
            // Its class divides the weights of experts by their sum, whatever config.json says.
            config.moe_router_pre_softmax = false;
          },
-     .configure_vision = read_qwen3_vision},
+     .configure_vision = read_qwen3_vision,
+     .bridge_seeing = &kQwen3SeeingMoeProvider},
 };
 
 }  // namespace

@@ -72,6 +72,8 @@ constexpr HfNames with_delta_net(std::span<const HfName> delta_net) {
 }
 constexpr HfNames kNextNames = with_delta_net(kNextDeltaNet);
 constexpr HfNames kQwen35Names = with_delta_net(kQwen35DeltaNet);
+// mbridge has transformers' own module.
+constexpr TowerRule kQwen35Mbridge[] = {{"model.visual.**", "vision_model.**"}};
 constexpr HfNames kQwen35SeeingNames = [] {
   auto names = with_delta_net(kQwen35DeltaNet);
   names.layer = kSeeingLayer;
@@ -79,6 +81,7 @@ constexpr HfNames kQwen35SeeingNames = [] {
   names.last = kSeeingHead;
   names.carried = kVisual;
   names.bridge_tower = kQwen3BridgeTower;
+  names.mbridge_tower = kQwen35Mbridge;
   return names;
 }();
 

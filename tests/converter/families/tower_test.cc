@@ -77,7 +77,8 @@ TEST(ComputedTower, IsThatOfFamiliesThatAreComputed) {
 TEST(TowerState, StacksLayersAsMbridgeDoes) {
   const auto checkpoint = open_model("hf_qwen2_5_vl_deep");  // three layers
   const auto state =
-      tower_state(checkpoint.map, MegatronLayout::kMbridge, checkpoint.tensors, /*num_heads=*/2);
+      tower_state(checkpoint.map, MegatronLayout::kMbridge, checkpoint.tensors, /*num_heads=*/2)
+          .tensors;
   const auto qkv =
       std::ranges::find(state, "vision_model.decoder.layers.self_attention.linear_qkv.weight",
                         &distckpt::ShardedTensor::key);
@@ -91,6 +92,38 @@ TEST(TowerState, HasAsManyHeadsAsRowsAllow) {
   EXPECT_TRUE(fails(ErrorKind::kLayout, {"visual.blocks.0.attn.qkv", "of 7 heads"}, [&] {
     tower_state(checkpoint.map, MegatronLayout::kMbridge, checkpoint.tensors, 7);
   }));
+}
+
+// Megatron-Bridge 0.6.2's model has the same in its sharded_state_dict().
+TEST(TowerState, HasTheStatesOfModulesOfTransformerEngine) {
+  const auto checkpoint = open_model("hf_qwen3_vl_deep");  // three layers, two deepstack mergers
+  std::map<std::string, int> layers;
+  const auto state = tower_state(checkpoint.map, MegatronLayout::kMegatronBridge,
+                                 checkpoint.tensors, /*num_heads=*/3);
+  for (const auto& object : state.extra_states) {
+    const auto index = layers[object.key]++;
+    EXPECT_EQ(object.global_offset, (distckpt::Dims{index})) << object.key;
+  }
+  std::map<std::string, int> wanted;
+  for (const auto* name : {"self_attention.linear_qkv", "self_attention.linear_proj",
+                           "mlp.linear_fc1", "mlp.linear_fc2"})
+    wanted[fmt::format("vision_model.decoder.layers.{}._extra_state", name)] = 3;
+  for (const auto* name : {"patch_norm", "linear_fc1", "linear_fc2"}) {
+    wanted[fmt::format("vision_model.decoder.deepstack_merger_list.{}._extra_state", name)] = 2;
+    wanted[fmt::format("vision_model.merger.{}._extra_state", name)] = 1;
+  }
+  EXPECT_EQ(layers, wanted);
+}
+
+TEST(WrittenLayout, IsThatOfMegatronBridgeWhereMbridgeKeepsTheTowerAlike) {
+  const auto written = [](const char* name) {
+    return written_layout(*open_model(name).map.family, MegatronLayout::kMbridge);
+  };
+  EXPECT_EQ(written("hf_qwen3_vl"), MegatronLayout::kMegatronBridge);
+  EXPECT_EQ(written("hf_qwen3_vl_moe"), MegatronLayout::kMegatronBridge);
+  EXPECT_EQ(written("hf_qwen2_5_vl"), MegatronLayout::kMbridge);
+  EXPECT_EQ(written("hf_qwen3_5_vl"), MegatronLayout::kMbridge);
+  EXPECT_EQ(written("hf_llama"), MegatronLayout::kMbridge);  // which is refused by that name
 }
 
 TEST(TowerState, OfALayoutThatAFamilyLacksIsRefused) {
@@ -115,8 +148,9 @@ TEST(TowerState, NamesATensorThatIsMissingBesideOthers) {
 // The tower of a model as Megatron-Bridge stores it, without the keys that contain `lost`.
 distckpt::Layout bridge_layout(const Checkpoint& checkpoint, std::string_view lost) {
   distckpt::Layout layout;
-  for (const auto& tensor : tower_state(checkpoint.map, MegatronLayout::kMegatronBridge,
-                                        checkpoint.tensors, /*num_heads=*/3)) {
+  const auto state = tower_state(checkpoint.map, MegatronLayout::kMegatronBridge,
+                                 checkpoint.tensors, /*num_heads=*/3);
+  for (const auto& tensor : state.tensors) {
     if (!lost.empty() && tensor.key.find(lost) != std::string::npos) continue;
     layout.add_tensor({.name = tensor.key, .dtype = tensor.dtype, .shape = tensor.global_shape});
   }

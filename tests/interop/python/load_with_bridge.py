@@ -51,7 +51,14 @@ def plain(value):
 
 def differences(ours, theirs):
     fields = {"_target_": [type(one).__qualname__ for one in (ours, theirs)]}
-    fields |= {field.name: [plain(getattr(one, field.name)) for one in (ours, theirs)] for field in dataclasses.fields(theirs) if hasattr(ours, field.name)}
+    for field in dataclasses.fields(theirs):
+        if not hasattr(ours, field.name):
+            continue
+        both = [getattr(one, field.name) for one in (ours, theirs)]
+        if all(map(dataclasses.is_dataclass, both)):  # a projector's configuration
+            fields |= {f"{field.name}.{name}": values for name, values in differences(*both).items()}
+        else:
+            fields[field.name] = [plain(one) for one in both]
     return {name: values for name, values in fields.items() if values[0] != values[1]}
 
 

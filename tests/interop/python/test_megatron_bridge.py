@@ -20,7 +20,8 @@ ferry = pytest.importorskip("ferry", reason="the Python module is not built")
 from ferry.compat.megatron_bridge import AutoBridge, write_run_config  # noqa: E402
 
 MODELS = ["llama", "qwen2", "qwen2_tied", "qwen3", "qwen3_moe", "olmoe", "glm4_moe", "glm4_moe_lite", "deepseek_v2", "deepseek_v3", "minimax_m2", "gpt_oss",
-          "qwen3_next", "qwen3_5", "qwen3_5_moe", "gemma2", "gemma3_text", "gemma4_text", "bailing_moe_v2", "nemotron_h", "qwen2_5_vl"]
+          "qwen3_next", "qwen3_5", "qwen3_5_moe", "gemma2", "gemma3_text", "gemma4_text", "bailing_moe_v2", "nemotron_h", "qwen2_5_vl",
+          "qwen3_vl_deep", "qwen3_vl_moe", "gemma3"]
 LOADED = [model for model in MODELS if model != "olmoe"]  # whose grouped queries Megatron-Bridge's norms do not know; OLMoE itself has none
 ROUNDED = ["qwen3_next", "qwen3_5", "qwen3_5_moe", "nemotron_h"]  # Megatron-Bridge holds in bf16 what is fp32, and norms less one
 HF = DATA / "hf_llama/hf"
@@ -39,6 +40,13 @@ OWN = {"deepseek_v2": {"seq_length": [64, 4096]},
        **{model: {"mtp_num_layers": [1, None]} for model in ("qwen3_next", "qwen3_5", "qwen3_5_moe")},
        "gemma4_text": {"qk_layernorm": [True, False], "rotary_base": [1000000, 10000]},  # neither of which its model asks for
        "qwen2_5_vl": {"mrope_section": [[2, 1, 1], [16, 24, 24]], "bf16": [True, False], "params_dtype": ["torch.bfloat16", "torch.float32"]},
+       # of the text alone: its dtype, which its part of config.json does not name, and tokens that are null there
+       "qwen3_vl_deep": {"bf16": [True, False], "params_dtype": ["torch.bfloat16", "torch.float32"], "vision_config.dtype": [None, "torch.float32"]},
+       "qwen3_vl_moe": {"bf16": [True, False], "params_dtype": ["torch.bfloat16", "torch.float32"], "vision_config.dtype": [None, "torch.float32"],
+                        "bos_token_id": [151643, None], "eos_token_id": [151645, None]},
+       # a projector, whose sizes of attention and feed-forward, which it has none of, follow from its width
+       "gemma3": {"interleaved_attn_pattern": [[1, 1], [5, 1]], "softmax_scale": [8 ** -0.5, 1 / 8 ** 0.5], "bos_token_id": [2, 0],
+                  "vision_projector_config.ffn_hidden_size": [160, 10240], "vision_projector_config.kv_channels": [5, 320]},
        "gemma3_text": {"interleaved_attn_pattern": [[1, 1], [5, 1]], "softmax_scale": [8 ** -0.5, 1 / 8 ** 0.5]},
        "bailing_moe_v2": {"moe_shared_expert_intermediate_size": [40, 20], "moe_router_pre_softmax": [False, True]}}
 MESHES = {"llama": ["--tp", "2", "--pp", "2"], "qwen3_moe": ["--tp", "2", "--ep", "2"], "deepseek_v3": ["--tp", "4"]}
@@ -124,11 +132,30 @@ def test_mistrals_window_goes_along(work):
 
 
 @pytest.mark.parametrize("model, words", [("mixtral", "mixtral: Megatron-Bridge's model of this family is not known"), ("moonlight", "has no q_lora_rank"),
-                                          ("gemma3", "gemma3: Megatron-Bridge's model of this family is not known")])
+                                          ("mistral3", "mistral3: Megatron-Bridge's model of this family is not known")])
 def test_a_model_without_a_provider_is_refused_before_anything_is_written(model, words, work):
     with pytest.raises(ferry.Error, match=words) as error:
         AutoBridge.import_ckpt(hf_of(model), work / "megatron")
     assert error.value.kind == "usage" and not (work / "megatron").exists()
+
+
+HEAD = "vision_tower.head."  # of Gemma 3's tower as transformers 5.17 saves it; nothing computes it, and Megatron-Bridge's has none
+
+
+@pytest.mark.parametrize("where, words", [("vision_config", "config.json: vision_config has the key \"_target_\""),
+                                          ("mrope_section", "config.json: mrope_section has the text \"${oc.env:HOME}\"")])
+def test_a_configuration_that_names_what_is_made_is_refused(where, words, work):
+    """Megatron-Bridge makes what `_target_` names and expands `${...}`, and config.json may be anyone's."""
+    shutil.copytree(DATA / "hf_qwen2_5_vl_deep/hf", work / "hf")
+    config = json.loads((work / "hf/config.json").read_text())
+    if where == "vision_config":
+        config["vision_config"]["more"] = {"_target_": "os.system", "_call_": True}
+    else:
+        config["text_config"]["rope_parameters"]["mrope_section"] = ["${oc.env:HOME}", 1, 1]
+    (work / "hf/config.json").write_text(json.dumps(config))
+    with pytest.raises(ferry.Error) as error:
+        ferry.convert(work / "hf", work / "megatron", megatron_layout="megatron-bridge")
+    assert words in error.value.message and not (work / "megatron").exists()
 
 
 def is_second_copy(name):
@@ -155,6 +182,7 @@ def bridged(imported, tmp_path_factory):
 def test_a_run_config_describes_the_model_as_megatron_bridge_does(model, bridged):
     """Every field of the provider, but those of speed and those that say the same in other words."""
     found = bridged[0][model]["differences"]
+    found.pop("hf_text_config", None)  # which Megatron-Bridge's models do not read
     same = FREE | {name for name, *values in SAME if found.get(name) == values}
     assert {name: values for name, values in found.items() if name not in same and not name.endswith("_fusion")} == OWN.get(model, {})
 
@@ -173,9 +201,10 @@ def test_megatron_bridge_loads_exports_and_saves_what_was_imported(job, bridged)
     report, saved = bridged
     model = job.rpartition("/")[2]
     weights = {name: tensor.float() if name.endswith(("e_score_correction_bias", "gate.expert_bias")) else tensor
-               for name, tensor in load_file(hf_of(model) / "model.safetensors").items() if not is_second_copy(name)}
+               for name, tensor in load_file(hf_of(model) / "model.safetensors").items() if not is_second_copy(name) and not name.startswith(HEAD)}
     assert {name: one for name, one in report[job]["exported"].items() if not is_second_copy(name)} == describe(weights)
-    assert ferry.verify(hf_of(model), saved[job], hf_config=hf_of(model), weights_only=True)
+    found = ferry.verify(hf_of(model), saved[job], hf_config=hf_of(model), weights_only=True)
+    assert {one.name for one in found.tensors if not one.name.startswith(HEAD)} == set() and (found or model == "gemma3")
 
 
 def test_megatron_bridges_training_begins_with_weights_of_any_format(imported, work):

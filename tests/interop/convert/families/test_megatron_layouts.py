@@ -1,7 +1,7 @@
 """Models that also see in the layouts in which Megatron's trainers keep them: Megatron-Bridge's, and mbridge's, which verl trains with.
 
 tests/data/bridge_models has the digests of what both make of the same models by their own code, in both directions: bridge_models.py,
-mbridge_tower.py."""
+mbridge_tower.py. Those of mbridge's Qwen3-VL are those of Megatron-Bridge's; of its Qwen3.5 they are the tower's alone."""
 import json
 import os
 import re
@@ -20,6 +20,9 @@ QWEN = DATA / "hf_qwen2_5_vl_deep/hf"
 CASES = {  # the layout, a model and its digests
     "qwen2_5_vl in megatron-bridge": ("megatron-bridge", QWEN, "qwen2_5_vl_deep"),
     "qwen2_5_vl in mbridge": ("mbridge", QWEN, "qwen2_5_vl_mbridge"),
+    "qwen3_vl in mbridge": ("mbridge", DATA / "hf_qwen3_vl_deep/hf", "qwen3_vl_deep"),
+    "qwen3_vl_moe in mbridge": ("mbridge", DATA / "hf_qwen3_vl_moe/hf", "qwen3_vl_moe"),
+    "qwen3_5 in mbridge": ("mbridge", DATA / "hf_qwen3_5_vl/hf", "qwen3_5_vl_mbridge"),
     "qwen3_vl in megatron-bridge": ("megatron-bridge", DATA / "hf_qwen3_vl_deep/hf", "qwen3_vl_deep"),
     "qwen3_vl_moe in megatron-bridge": ("megatron-bridge", DATA / "hf_qwen3_vl_moe/hf", "qwen3_vl_moe"),
     "qwen3_5 in megatron-bridge": ("megatron-bridge", DATA / "hf_qwen3_5_vl/hf", "qwen3_5_vl"),
@@ -34,7 +37,14 @@ HEAD = "vision_tower.head."
 SEEING = ["mistral3", "qwen2_5_vl", "qwen3_vl", "gemma3", "gemma4", "gemma4_e2b", "gemma4_e4b", "kimi_k25"]
 
 
+TOWER = ("vision_model.", "model.visual.")
+MBRIDGE_TOWER = "qwen3_5_vl_mbridge"  # the tower alone: the rest of this model is as Megatron-Bridge has it
+
+
 def of_peer(name, side):
+    if name == MBRIDGE_TOWER:
+        rest = {key: one for key, one in of_peer("qwen3_5_vl", side).items() if not key.startswith(TOWER)}
+        return {**rest, **json.loads((DATA / "bridge_models" / f"{name}.json").read_text())[side]}
     return json.loads((DATA / "bridge_models" / f"{name}.json").read_text())[side]
 
 
@@ -99,6 +109,13 @@ def test_comes_back_byte_for_byte(case, work):
         run_ok("verify", hf, work / folder)
     run_ok("convert", work / "relaid", work / "archive", "--to", "h5")
     run_ok("verify", hf, work / "archive")
+
+
+@pytest.mark.parametrize("name", ["hf_qwen3_vl_deep", "hf_qwen3_vl_moe"])
+def test_both_layouts_of_qwen3_vl_are_one(name, work):
+    for layout in ("megatron-bridge", "mbridge"):
+        run_ok("convert", DATA / name / "hf", work / layout, "--tp", 2, "--megatron-layout", layout)
+    assert tree(work / "mbridge") == tree(work / "megatron-bridge")
 
 
 def test_one_layout_becomes_the_other(work):
