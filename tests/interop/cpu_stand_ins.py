@@ -5,14 +5,18 @@ import contextlib
 import importlib.abc
 import importlib.machinery
 import importlib.metadata
+import os
 import sys
 import types
 from unittest.mock import MagicMock
 
 
 def install_cpu_patches():
-    """Let megatron-core code that says device='cuda' run on CPU."""
+    """Let megatron-core code that says device='cuda' run on CPU, as it stands: torch.compile() would call a C++ compiler, a minute for a model."""
+    os.environ["TORCHDYNAMO_DISABLE"] = "1"  # read when torch._dynamo is imported
     import numpy, torch
+    if "torch._dynamo.config" in sys.modules:
+        sys.modules["torch._dynamo.config"].disable = True
     from torch.overrides import TorchFunctionMode
     if not hasattr(numpy, "product"):
         numpy.product = numpy.prod      # megatron-core <= 0.14 with numpy 2

@@ -1,10 +1,10 @@
-"""One rank of a run of torch.distributed (gloo, CPU) that shards the weights of tests/data as FSDP trainers do and saves
-them in each form that test_dcp.py and test_verl.py read. Usage: fsdp_worker.py RANK WORLD STORE OUT
+"""A run of torch.distributed (gloo, CPU) whose ranks shard the weights of tests/data as FSDP trainers do and save them in each
+form that test_dcp.py and test_verl.py read. Usage: fsdp_worker.py WORLD OUT
 """
 import argparse
 import json
-import os
 import sys
+import tempfile
 from pathlib import Path
 
 import torch
@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardedStateDictConfig, StateDictType, fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 
+from megatron_model import fork_ranks
 from weight_mapping import arch_of, hf_to_megatron
 
 DATA = Path(__file__).resolve().parent.parent / "data"
@@ -120,8 +121,12 @@ def main(rank, world, store, out):
                  checkpoint_id=out / f"fsdp_dtensor_{model}")
     dist.barrier()
     dist.destroy_process_group()
+    return 0
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4]))
-    os._exit(0)  # all is written: torch's threads sometimes abort an interpreter that is torn down
+    world, out = int(sys.argv[1]), Path(sys.argv[2])
+    with tempfile.TemporaryDirectory() as folder:
+        status, said = fork_ranks(world, folder, lambda rank: main(rank, world, folder + "/store", out))
+    sys.stderr.write(said)
+    sys.exit(status)

@@ -7,22 +7,20 @@ sha256 per full tensor. tools/setup_peers installs the peers.
         --hf tests/data/hf_llama/hf --tp 1 --pp 2 --vpad 256 --expect tests/data/llama_tp2pp2/sha256.json --expect-hf --logits
 
 CKPT is the folder of an iteration or the one that holds latest_checkpointed_iteration.txt. The exit status is 0 only if
-all checks passed. --jobs runs many loads in one set of processes, which import torch once: FILE is a JSON list of
+all checks passed. --jobs runs many loads in one set of processes: FILE is a JSON list of
 objects whose members have the names of the options; --report then receives [{"bad": [...], ...}, ...].
 """
 import argparse
 import contextlib
 import json
 import os
-import signal
-import subprocess
 import sys
 import tempfile
 import time
 import warnings
 
 from cpu_stand_ins import install_cpu_patches, install_mamba_stub, install_te_stub
-from megatron_model import assemble, build_model, forward_logits, init_dist
+from megatron_model import assemble, build_model, forget_groups, fork_ranks, forward_logits, import_megatron, init_dist
 from weight_mapping import arch_of, describe, hf_to_megatron, padded_vocab, stack_full
 
 warnings.filterwarnings("ignore")
@@ -105,9 +103,7 @@ def load(job, rank):
     import torch.distributed as dist
     from megatron.core import dist_checkpointing, parallel_state
     from megatron.core.tensor_parallel import random
-    parallel_state.destroy_model_parallel()
-    for group in [group for group in dist.distributed_c10d._world.pg_map if group is not dist.group.WORLD]:
-        dist.destroy_process_group(group)  # each has threads that look every few milliseconds: a thousand of them leave no time for anything else
+    forget_groups()
     parallel_state.initialize_model_parallel(job.tp, job.pp, virtual_pipeline_model_parallel_size=job.vpp, expert_model_parallel_size=job.ep,
                                              expert_tensor_parallel_size=job.etp)
     random.initialize_rng_tracker()
@@ -187,11 +183,8 @@ def print_result(result):
     print("RESULT", "OK" if not result["bad"] else "MISMATCH " + "; ".join(result["bad"]), flush=True)
 
 
-def worker(options, jobs):
-    install_cpu_patches()
-    install_te_stub()  # the local spec ignores it
-    install_mamba_stub()
-    init_dist(options.rank, options.world, options.store)
+def worker(options, jobs, rank, world, store):
+    init_dist(rank, world, store)
     import torch
     import torch.distributed as dist
     torch.serialization.add_safe_globals([argparse.Namespace])
@@ -201,9 +194,9 @@ def worker(options, jobs):
     results = []
     for job in jobs:
         started = time.monotonic()
-        result = load(job, options.rank)
+        result = load(job, rank)
         dist.barrier()
-        if options.rank == 0:
+        if rank == 0:
             results.append({**result, "seconds": round(time.monotonic() - started, 2)})
             if options.report:
                 json.dump(results, open(options.report, "w"), indent=1)
@@ -213,14 +206,7 @@ def worker(options, jobs):
     dist.broadcast_object_list(box, 0)
     dist.barrier()
     dist.destroy_process_group()
-    sys.exit(1 if box[0] else 0)
-
-
-def die_with_the_launcher():
-    """In a rank, before it begins: whoever stops the launcher, by a timeout too, stops the ranks."""
-    import ctypes
-    PR_SET_PDEATHSIG = 1
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    return 1 if box[0] else 0
 
 
 def job_parser():
@@ -248,41 +234,23 @@ def main():
     p.add_argument("--mcore", help="folder that contains megatron/core")
     p.add_argument("--jobs", metavar="FILE", help="many loads in one go")
     p.add_argument("--report", metavar="FILE", help="write the results there as JSON instead of printing them")
-    p.add_argument("--rank", type=int, help=argparse.SUPPRESS)
-    p.add_argument("--world", type=int, help=argparse.SUPPRESS)
-    p.add_argument("--store", help=argparse.SUPPRESS)
     options = p.parse_args()
     jobs = [options]
     if options.jobs:
         jobs = [argparse.Namespace(**{**vars(job_parser().parse_args([])), **job}) for job in json.load(open(options.jobs))]
     if options.mcore:
         sys.path.insert(0, os.path.abspath(options.mcore))
-    if options.rank is not None:
-        return worker(options, jobs)
+    install_cpu_patches()
+    install_te_stub()  # the local spec ignores it
+    install_mamba_stub()
+    import_megatron()
 
     # A job that needs fewer ranks than the largest one runs as data-parallel replicas.
     world = max(max(job.tp * job.pp, job.pp * job.ep * job.etp) for job in jobs)
     with tempfile.TemporaryDirectory() as folder:
-        # Gloo would look up the host's own name for each of the many groups: seconds each, where nobody knows that name.
-        env = dict(os.environ, OMP_NUM_THREADS="1", PYTHONWARNINGS="ignore", CUDA_DEVICE_MAX_CONNECTIONS="1", WORLD_SIZE=str(world),
-                   GLOO_SOCKET_IFNAME="lo")
-        command = [sys.executable, os.path.abspath(__file__), *sys.argv[1:], "--world", str(world), "--store", folder + "/store"]
-        ranks = [subprocess.Popen([*command, "--rank", str(r)], env=dict(env, RANK=str(r), LOCAL_RANK=str(r)),
-                                  stderr=open(f"{folder}/stderr{r}", "w"), preexec_fn=die_with_the_launcher) for r in range(world)]
-        while any(r.poll() is None for r in ranks):
-            time.sleep(0.05)
-            if any(r.poll() not in (None, 0, 1) for r in ranks) or any(
-                    r.poll() == 1 and "Traceback" in open(f"{folder}/stderr{i}").read() for i, r in enumerate(ranks)):
-                time.sleep(1)
-                for r in ranks:  # the others wait for the one that failed
-                    r.kill()
-                break
-        codes = [r.wait() for r in ranks]
-        if any(codes):
-            errors = [open(f"{folder}/stderr{r}").read() for r in range(world)]
-            shown = [e for e in errors if "Traceback" in e and "closed by peer" not in e] or [e for e in errors if e]
-            sys.stderr.write(shown[0][-4000:] if shown else "")
-    sys.exit(max(abs(c) for c in codes))
+        status, said = fork_ranks(world, folder, lambda rank: worker(options, jobs, rank, world, folder + "/store"))
+    sys.stderr.write(said[-4000:])
+    sys.exit(status)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,67 @@
 """Builds megatron-core's GPTModel for one of the tiny models, in every rank, on the CPU; fills it, gathers it, runs it."""
 import argparse
+import ctypes
 import math
 import os
+import signal
+import sys
+import time
+import traceback
 
 from cpu_stand_ins import patch_dist
+
+
+def import_megatron():
+    """All of megatron-core that a model and its checkpoint take: seconds, which ranks that fork_ranks() starts afterwards share."""
+    import torch
+    import torch.distributed.checkpoint
+    from megatron.core import dist_checkpointing, optimizer, parallel_state, tensor_parallel
+    from megatron.core.extensions import transformer_engine
+    from megatron.core.models.gpt import gpt_layer_specs, gpt_model
+    torch.set_num_threads(1)
+
+
+def fork_ranks(world, folder, body):
+    """Calls body(rank) in so many forks of this process, with the environment of torchrun; what they say on stderr goes to files in `folder`.
+    -> (the largest exit status, what a rank said that failed: "" where none did). The others end with the first that raises."""
+    os.environ |= {"OMP_NUM_THREADS": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1", "WORLD_SIZE": str(world),
+                   # Gloo would look up the host's own name for each of the many groups: seconds each, where nobody knows that name.
+                   "GLOO_SOCKET_IFNAME": "lo"}
+    sys.stdout.flush()
+    ranks = {}
+    for rank in range(world):
+        process = os.fork()
+        if process == 0:
+            run_rank(rank, f"{folder}/stderr{rank}", body)
+        ranks[process] = rank
+    statuses, stopping = {}, False
+    while len(statuses) < world:
+        process, status = os.wait()
+        status = os.waitstatus_to_exitcode(status)
+        statuses[ranks.pop(process)] = abs(status)
+        if status not in (0, 1) and not stopping:  # 1: it found a difference; the others go on
+            stopping = True
+            time.sleep(1)  # they may fail of themselves, and say more
+            for other in ranks:
+                os.kill(other, signal.SIGKILL)
+    said = [open(f"{folder}/stderr{rank}").read() for rank in range(world) if statuses[rank]]
+    first = [text for text in said if "Traceback" in text and "closed by peer" not in text] or [text for text in said if text]
+    return max(statuses.values()), first[0] if first else ""
+
+
+def run_rank(rank, stderr, body):
+    PR_SET_PDEATHSIG = 1  # whoever stops the launcher, by a timeout too, stops the ranks
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.dup2(os.open(stderr, os.O_WRONLY | os.O_CREAT), 2)
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+    status = 2
+    try:
+        status = body(rank)
+    except BaseException:
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def init_dist(rank, world, store):
@@ -11,6 +69,15 @@ def init_dist(rank, world, store):
     torch.set_num_threads(1)
     patch_dist()
     dist.init_process_group("gloo", rank=rank, world_size=world, store=dist.FileStore(store, world))
+
+
+def forget_groups():
+    """Before the next model's: each has threads that look every few milliseconds, a thousand of which leave no time for anything else."""
+    import torch.distributed as dist
+    from megatron.core import parallel_state
+    parallel_state.destroy_model_parallel()
+    for group in [group for group in dist.distributed_c10d._world.pg_map if group is not dist.group.WORLD]:
+        dist.destroy_process_group(group)
 
 
 def build_config(a, tp, pp, ep, etp, dtype, te, extra=None):

@@ -13,7 +13,6 @@ import argparse
 import contextlib
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import warnings
@@ -21,7 +20,7 @@ import warnings
 from cpu_stand_ins import install_cpu_patches, install_te_stub
 from load_with_mcore import differences, resolve
 from make_mcore_reference import make_optimizer
-from megatron_model import assemble, build_model, init_dist
+from megatron_model import assemble, build_model, forget_groups, fork_ranks, import_megatron, init_dist
 from weight_mapping import arch_of, describe
 
 warnings.filterwarnings("ignore")
@@ -30,10 +29,9 @@ WORLD = 4
 
 def resume(job, rank):
     import torch
-    import torch.distributed as dist
     from megatron.core import dist_checkpointing, parallel_state
     from megatron.core.tensor_parallel import random
-    parallel_state.destroy_model_parallel()
+    forget_groups()
     parallel_state.initialize_model_parallel(job["tp"], job["pp"], expert_model_parallel_size=job["ep"],
                                              expert_tensor_parallel_size=job["etp"], create_gloo_process_groups=True)
     random.initialize_rng_tracker()
@@ -73,23 +71,23 @@ def main():
     parser.add_argument("--mcore", required=True)
     parser.add_argument("--jobs", required=True)
     parser.add_argument("--report", required=True)
-    parser.add_argument("--rank", type=int)
-    parser.add_argument("--store")
     options = parser.parse_args()
-    if options.rank is None:
-        with tempfile.TemporaryDirectory() as folder:
-            ranks = [subprocess.Popen([sys.executable, __file__, *sys.argv[1:], "--rank", str(rank), "--store", folder + "/store"])
-                     for rank in range(WORLD)]
-            codes = [rank.wait() for rank in ranks]
-        return max(codes)
     sys.path.insert(0, os.path.abspath(options.mcore))
     install_cpu_patches()
     install_te_stub()
-    init_dist(options.rank, WORLD, options.store)
+    import_megatron()
+    with tempfile.TemporaryDirectory() as folder:
+        status, said = fork_ranks(WORLD, folder, lambda rank: worker(options, rank, folder + "/store"))
+    sys.stderr.write(said[-4000:])
+    return status
+
+
+def worker(options, rank, store):
+    init_dist(rank, WORLD, store)
     reports = []
     for job in json.load(open(options.jobs)):
-        reports.append(resume(job, options.rank))
-    if options.rank == 0:
+        reports.append(resume(job, rank))
+    if rank == 0:
         json.dump(reports, open(options.report, "w"), indent=1)
         return int(any(report["bad"] for report in reports))
     return 0

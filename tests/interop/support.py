@@ -61,10 +61,11 @@ def load_with_megatron(release, jobs, cases, work):
     return report
 
 
-def verls_merger(*arguments):
-    """-> the finished `python -m verl.model_merger`, of verl 0.9.1's own source"""
-    return subprocess.run([sys.executable, HERE / "python/merge_with_verl.py", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                          env=dict(os.environ, PEERS=str(PEERS)))
+def verls_merger(*commands):
+    """-> [(exit status, what it said)] of `python -m verl.model_merger`, of verl 0.9.1's own source, with the arguments of each command"""
+    done = subprocess.run([sys.executable, HERE / "python/merge_with_verl.py"], stdout=subprocess.PIPE, text=True, env=dict(os.environ, PEERS=str(PEERS)),
+                          input=json.dumps([[str(argument) for argument in command] for command in commands]), check=True)
+    return json.loads(done.stdout)
 
 
 def ferry_json(*arguments, code=0, **kwargs):

@@ -1,5 +1,5 @@
-"""One rank of a run (gloo, CPU) that shards a model of transformers with a LoRA adapter of PEFT as verl's FSDP engine does, and saves it by verl 0.9.1's
-own FSDPCheckpointManager. Usage: save_lora_with_verl.py RANK WORLD STORE JOBS.json
+"""A run (gloo, CPU) whose ranks shard a model of transformers with a LoRA adapter of PEFT as verl's FSDP engine does, and save it by verl 0.9.1's own
+FSDPCheckpointManager. Usage: save_lora_with_verl.py WORLD JOBS.json
 
 A job is {"out", "peft", "base", "fsdp": 1 or 2, "lora": arguments of LoraConfig}, and may have "mesh": how ranks of FSDP1 are told of each other, "hsdp",
 "lora_only" and "dtype". PEFT itself saves the adapter to "peft". verl's package front door, which imports ray, is not opened; wrapping policy, FSDP2 and the
@@ -9,6 +9,7 @@ import importlib
 import json
 import os
 import sys
+import tempfile
 import types
 from pathlib import Path
 
@@ -18,6 +19,9 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel
 from transformers import AutoModelForCausalLM
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from megatron_model import fork_ranks
 
 VERL = Path(os.environ["PEERS"]) / "verl091/verl"
 
@@ -52,12 +56,11 @@ def adapted(job):
     return model
 
 
-def main(rank, world, store, jobs):
+def main(rank, world, store, jobs, utils, manager):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=world, store=dist.FileStore(store, world))
     line = init_device_mesh("cpu", (world,), mesh_dim_names=("fsdp",))
     grid = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("ddp", "fsdp"))
-    utils, manager = import_verl()
     for job in jobs:
         model = adapted(job)
         if rank == 0:
@@ -74,8 +77,12 @@ def main(rank, world, store, jobs):
         manager.FSDPCheckpointManager(model=model, checkpoint_config=config).save_checkpoint(job["out"])
     dist.barrier()
     dist.destroy_process_group()
+    return 0
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], json.loads(Path(sys.argv[4]).read_text()))
-    os._exit(0)  # all is written: torch's threads sometimes abort an interpreter that is torn down
+    world, jobs, verl = int(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text()), import_verl()
+    with tempfile.TemporaryDirectory() as folder:
+        status, said = fork_ranks(world, folder, lambda rank: main(rank, world, folder + "/store", jobs, *verl))
+    sys.stderr.write(said)
+    sys.exit(status)

@@ -55,11 +55,9 @@ def saved():
     Qwen3MoeForCausalLM(hf_configs()["qwen3_moe"]()).to(torch.float32).save_pretrained(folder / "moe")
     jobs = [{**job, "out": str(folder / name), "peft": str(folder / f"{name}.peft"), "base": str(base_of(name, folder))} for name, job in JOBS.items()]
     (folder / "jobs.json").write_text(json.dumps(jobs))
-    with open(folder / "log", "w") as log:
-        ranks = [subprocess.Popen([sys.executable, HERE / "merge/save_lora_with_verl.py", str(rank), str(WORLD), folder / "store", folder / "jobs.json"],
-                                  stdout=log, stderr=log, cwd=HERE) for rank in range(WORLD)]
-        failed = [rank.wait(timeout=300) for rank in ranks]
-    assert not any(failed), (folder / "log").read_text()[-3000:]
+    done = subprocess.run([sys.executable, HERE / "merge/save_lora_with_verl.py", str(WORLD), folder / "jobs.json"], stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout[-3000:]
     return folder
 
 
@@ -87,30 +85,27 @@ def settings(folder):
 
 @pytest.fixture(scope="module")
 def verls(tmp_path_factory):
-    """-> a function: the folder that verl's merger writes of a job's"""
-    @functools.lru_cache(maxsize=None)
-    def merge(name):
-        folder = tmp_path_factory.mktemp("verl") / name
-        done = verls_merger("merge", "--backend", "fsdp", "--local_dir", saved() / name, "--target_dir", folder)
-        assert done.returncode == 0, done.stdout
-        return folder
-    return merge
+    """-> {name of a job: the folder that verl's merger writes of its}"""
+    folders = {name: tmp_path_factory.mktemp("verl") / name for name in MERGED}
+    for status, said in verls_merger(*(["merge", "--backend", "fsdp", "--local_dir", saved() / name, "--target_dir", folders[name]] for name in MERGED)):
+        assert status == 0, said
+    return folders
 
 
 @pytest.mark.parametrize("name", MERGED)
 def test_the_model_is_the_one_that_verls_merger_writes(name, verls, work):
     report = ferry_json("convert", saved() / name, work / "hf", "--to", "hf", "--dtype", "bf16")
-    assert report["adapter_left_out"] == len(load_file(verls(name) / "lora_adapter" / WEIGHTS)) > 0 and report["proved"]
-    assert described(hf_tensors(work / "hf")) == described(hf_tensors(verls(name)))
+    assert report["adapter_left_out"] == len(load_file(verls[name] / "lora_adapter" / WEIGHTS)) > 0 and report["proved"]
+    assert described(hf_tensors(work / "hf")) == described(hf_tensors(verls[name]))
 
 
 @pytest.mark.parametrize("name", MERGED)
 def test_the_adapter_is_the_one_that_verls_merger_writes(name, verls, work):
     run_ok("convert", saved() / name, work / "adapter", "--base", base_of(name), "--to", "peft", "--dtype", "bf16")
-    found, want = load_file(work / "adapter" / WEIGHTS), load_file(verls(name) / "lora_adapter" / WEIGHTS)
+    found, want = load_file(work / "adapter" / WEIGHTS), load_file(verls[name] / "lora_adapter" / WEIGHTS)
     assert found.keys() == want.keys()
     assert [key for key, tensor in want.items() if found[key].dtype != tensor.dtype or not torch.equal(found[key], tensor)] == []
-    assert settings(work / "adapter") == settings(verls(name) / "lora_adapter")
+    assert settings(work / "adapter") == settings(verls[name] / "lora_adapter")
 
 
 @pytest.mark.parametrize("name", [name for name in JOBS if name not in ("head", "whole", "dora", "down")])  # PEFT saves the base's head, too
@@ -292,12 +287,12 @@ def test_ferrys_merger_in_place_of_verls_writes_the_adapter_too(name, verls, wor
     common = ["--backend", "fsdp", "--local_dir", saved() / name]
     for _ in range(2):  # the second replaces the first
         assert "lora_adapter: the LoRA adapter, proved" in merger("merge", *common, "--target_dir", work / "merged")
-    assert described(hf_tensors(work / "merged")) == described(hf_tensors(verls(name)))
-    found, want = work / "merged/lora_adapter", verls(name) / "lora_adapter"
+    assert described(hf_tensors(work / "merged")) == described(hf_tensors(verls[name]))
+    found, want = work / "merged/lora_adapter", verls[name] / "lora_adapter"
     assert sorted(path.name for path in found.iterdir()) == sorted(path.name for path in want.iterdir())
     assert described(hf_tensors(found)) == described(hf_tensors(want)) and settings(found) == settings(want)
     assert [path.name for path in work.iterdir()] == ["merged"]
-    assert merger("test", *common, "--test_hf_dir", verls(name)) == "equal\n"
+    assert merger("test", *common, "--test_hf_dir", verls[name]) == "equal\n"
 
 
 def test_ferrys_merger_leaves_what_is_there_where_it_fails(work):

@@ -1,11 +1,16 @@
-"""Runs verl 0.9.1's own model merger. Usage: merge_with_verl.py OPERATION --backend ... (arguments of `python -m verl.model_merger`)
+"""Runs verl 0.9.1's own model merger. Usage: merge_with_verl.py < COMMANDS, which are JSON: [[arguments of `python -m verl.model_merger`], ...]
+
+Each command runs in a fork of this process, which has imported what all take. Prints JSON: [[exit status, what it said], ...].
 
 Its modules model_merger and utils.transformers_compat are the real ones; the package's front door, which imports ray, is not opened, and there is no
 tokenizer to be found in the folders of the tests.
 """
 import importlib
+import json
 import os
 import sys
+import tempfile
+import traceback
 import types
 from pathlib import Path
 
@@ -21,4 +26,30 @@ def package(name, folder, **attributes):
 
 package("verl", VERL)
 package("verl.utils", VERL / "utils", hf_tokenizer=lambda *_, **__: None, hf_processor=lambda *_, **__: None)
-importlib.import_module("verl.model_merger.__main__").main()
+merger = importlib.import_module("verl.model_merger.__main__")
+for backend in ("fsdp", "base"):
+    importlib.import_module(f"verl.model_merger.{backend}_model_merger")
+
+
+def run(command):
+    with tempfile.TemporaryFile() as said:
+        process = os.fork()
+        if process == 0:
+            os.dup2(said.fileno(), 1)
+            os.dup2(said.fileno(), 2)
+            sys.argv[1:] = command
+            status = 1
+            try:
+                merger.main()
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+        status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+        said.seek(0)
+        return status, said.read().decode(errors="replace")
+
+
+print(json.dumps([run(command) for command in json.load(sys.stdin)]))

@@ -297,15 +297,15 @@ def test_verls_own_merger_writes_the_same_weights_and_takes_ours(work):
     folder = actor(work, "fsdp")
     (folder / "fsdp_config.json").write_text('{"FSDP_version": 2, "world_size": 4}')
     common = ["--backend", "fsdp", "--local_dir", folder]
-    done = verls_merger("merge", *common, "--target_dir", work / "verl")
-    assert done.returncode == 0, done.stdout
     merger("merge", *common, "--target_dir", work / "ferry")
+    write_hf(work / "other", llama_config(**{name: value for name, value in ferry.open(HF).config.items() if name != "head_dim"}), companions={})
+    merged, tested, refused = verls_merger(["merge", *common, "--target_dir", work / "verl"], ["test", *common, "--test_hf_dir", work / "ferry"],
+                                           ["test", *common, "--test_hf_dir", work / "other"])
+    assert merged[0] == 0, merged
     assert described(hf_tensors(work / "ferry")) == described(hf_tensors(work / "verl"))
     assert merger("test", *common, "--test_hf_dir", work / "verl") == "equal\n"
-    done = verls_merger("test", *common, "--test_hf_dir", work / "ferry")
-    assert done.returncode == 0, done.stdout
-    write_hf(work / "other", llama_config(**{name: value for name, value in ferry.open(HF).config.items() if name != "head_dim"}), companions={})
-    assert verls_merger("test", *common, "--test_hf_dir", work / "other").returncode != 0
+    assert tested[0] == 0, tested
+    assert refused[0] != 0
 
 
 def test_the_other_backend_a_tied_head_and_an_upload_are_refused(work):

@@ -15,6 +15,7 @@ import glob
 import hashlib
 import json
 import os
+import queue
 import sys
 import tempfile
 import typing
@@ -60,12 +61,14 @@ def begin():
     install_empty_modules(*UNNEEDED)
     torch.distributed.init_process_group("gloo", rank=0, world_size=1, store=torch.distributed.HashStore())
     from megatron.core import parallel_state
+    from megatron.core.dist_checkpointing.strategies import filesystem_async
     from megatron.core.extensions import transformer_engine as extension
     from megatron.core.tensor_parallel import random
     from megatron.core.transformer import attention
     from megatron.core.transformer.moe import moe_utils
     for module in (extension, attention, moe_utils):
         module.SplitAlongDim = module.te_general_gemm = None  # torch's own do
+    filesystem_async._results_queue = queue.Queue()  # in place of one in a process of its own, which would import all this again
     parallel_state.initialize_model_parallel(1, 1)
     random.initialize_rng_tracker()
     random.get_cuda_rng_tracker().fork = lambda *_, **__: contextlib.nullcontext()
