@@ -22,6 +22,7 @@
 #include "models/kernels/rms_norm.h"
 #include "models/kernels/rms_norm_cuda.h"
 #include "models/spec/products.h"
+#include "models/vision/vision_functions.h"
 
 namespace ferry::models {
 namespace {
@@ -61,6 +62,8 @@ class Examiner {
     norm();
     softmax();
     attention();
+    if (config_.computes_vision() && options_.device.is_cpu()) attention_of_frame();
+    if (config_.has_linear_attention() && options_.device.is_cpu()) delta_rule();
     for (const auto& shape : shapes)
       if (shape.grouped) experts(shape);
     if (config_.num_moe_experts > 0) sum_of_experts();
@@ -243,6 +246,96 @@ class Examiner {
     report_of_transformers(subject, differing);
   }
 
+  // The tower computes queries in parts of 256 rows and more.
+  void attention_of_frame() {
+    constexpr std::int64_t kPatches = 400;
+    const auto heads = config_.vision->num_heads;
+    const auto dim = config_.vision->hidden_size / heads;
+    const auto query = random({1, heads, kPatches, dim});
+    const auto key = random({1, heads, kPatches, dim});
+    const auto value = random({1, heads, kPatches, dim});
+    const auto subject = fmt::format("attention of a frame {}x{}", heads, dim);
+    const auto whole = ops_.attention_of_frame(query, key, value, Alignment::kBitwise);
+    std::string differing;
+    for (const std::int64_t rows : {256, 300})
+      if (!same_bytes(
+              ops_.attention_of_frame(query.narrow(2, 0, rows), key, value, Alignment::kBitwise),
+              whole.narrow(1, 0, rows)))
+        differing += fmt::format(" {} rows", rows);
+    report(subject, "rows", differing);
+
+    if (!in_chains(options_.dtype)) return;
+    differing.clear();
+    for (const auto patches : kTokensOfTransformers) {
+      const auto of = [&](const at::Tensor& x) { return x.narrow(2, 0, patches); };
+      if (!same_bytes(ops_.attention_of_frame(of(query), of(key), of(value), Alignment::kFast),
+                      ops_.attention_of_frame(of(query), of(key), of(value), Alignment::kBitwise)))
+        differing += fmt::format(" {} patches", patches);
+    }
+    report_of_transformers(subject, differing);
+  }
+
+  // In fp32 in models of any dtype, whose roundings would hide most differences.
+  void delta_rule() {
+    constexpr std::int64_t kTokens = 400;
+    constexpr std::int64_t kCut = 2 * kDeltaChunk;
+    const auto heads = config_.linear_num_key_heads;
+    const auto values = config_.linear_num_value_heads;
+    const auto of_heads = [&](std::int64_t count, std::int64_t dim) {
+      return random({1, kTokens, count, dim}, at::kFloat);
+    };
+    const auto rows = DeltaRows{.query = of_heads(heads, config_.linear_key_head_dim),
+                                .key = of_heads(heads, config_.linear_key_head_dim),
+                                .value = of_heads(values, config_.linear_value_head_dim),
+                                .decay = -random({1, kTokens, values}, at::kFloat).abs(),
+                                .beta = random({1, kTokens, values}, at::kFloat).sigmoid()};
+    const auto part = [](const DeltaRows& of, std::int64_t dim, std::int64_t begin,
+                         std::int64_t count, std::int64_t values_of_key) {
+      const auto narrow = [&](const at::Tensor& x, std::int64_t each) {
+        return x.narrow(dim, each * begin, each * count);
+      };
+      return DeltaRows{.query = narrow(of.query, 1),
+                       .key = narrow(of.key, 1),
+                       .value = narrow(of.value, values_of_key),
+                       .decay = narrow(of.decay, values_of_key),
+                       .beta = narrow(of.beta, values_of_key)};
+    };
+    const auto run = [&](const DeltaRows& of, const at::Tensor& state = {}) {
+      return ops_.delta_rule(of, state, Alignment::kBitwise);
+    };
+    const auto subject = fmt::format("delta rule {}x{}, {}x{}", heads, config_.linear_key_head_dim,
+                                     values, config_.linear_value_head_dim);
+    const auto whole = run(rows).output;
+    const auto prefix = [&](std::int64_t tokens) { return part(rows, 1, 0, tokens, 1); };
+
+    std::string differing;
+    for (const std::int64_t tokens : {16, 100, 300})
+      if (!same_bytes(run(prefix(tokens)).output, whole.narrow(1, 0, tokens)))
+        differing += fmt::format(" a prefix of {}", tokens);
+    report(subject, "length", differing);
+
+    differing.clear();
+    const auto before = run(prefix(kCut + 1)).state_of_chunks;
+    if (!same_bytes(run(part(rows, 1, kCut, kTokens - kCut, 1), before).output,
+                    whole.narrow(1, kCut, kTokens - kCut)))
+      differing = fmt::format(" going on behind {}", kCut);
+    report(subject, "chunks", differing);
+
+    differing.clear();
+    const auto each = values / heads;
+    for (const auto head : {std::int64_t{0}, heads - 1})
+      if (!same_bytes(run(part(rows, 2, head, 1, each)).output, whole.narrow(2, head * each, each)))
+        differing += fmt::format(" head {} alone", head);
+    report(subject, "slices", differing);
+
+    differing.clear();
+    for (const auto tokens : kTokensOfTransformers)
+      if (!same_bytes(ops_.delta_rule(prefix(tokens), {}, Alignment::kFast).output,
+                      whole.narrow(1, 0, tokens)))
+        differing += fmt::format(" {} tokens", tokens);
+    report_of_transformers(subject, differing);
+  }
+
   // Hugging Face's grouped product must give each expert the bits that the linear layer gives.
   void experts(const GemmShape& shape) {
     const std::vector<std::int64_t> sizes =
@@ -337,6 +430,12 @@ NumericsOps bitwise_ops(at::Device device) {
       return rms_norm(x, weight, 1e-6);
     };
     ops.attention = attention;
+    ops.attention_of_frame = [](const at::Tensor& query, const at::Tensor& key,
+                                const at::Tensor& value, Alignment alignment) {
+      return eager_attention_of_frame(
+          query, key, value, std::pow(static_cast<double>(query.size(3)), -0.5), alignment);
+    };
+    ops.delta_rule = chunk_gated_delta_rule;
   }
   return ops;
 }

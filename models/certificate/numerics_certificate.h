@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "models/kernels/attention/attention.h"
+#include "models/kernels/delta/delta_rule.h"
 #include "models/spec/transformer_config.h"
 
 namespace ferry::models {
@@ -28,8 +29,8 @@ struct NumericsCertificate {
   std::vector<std::pair<std::string, std::string>> environment{};  // what bits may depend on
   std::vector<NumericsCheck> checks{};
   // Comparisons with the kernels that transformers gets in fp32 on the host, which MKL chooses by
-  // machine, shape and threads. They say whether transformers has our bits here; our own results do
-  // not depend on them.
+  // machine, shape and threads: those of fp32 models, and of gated delta nets in any dtype. They
+  // say whether transformers has our bits here; our own results do not depend on them.
   std::vector<NumericsCheck> transformers{};
   std::vector<std::string> kernels{};  // chosen on a GPU, one a line
   double seconds = 0;
@@ -52,6 +53,12 @@ struct NumericsOps {
                            const std::vector<AttentionSegment>& segments,
                            const AttentionOptions& options)>
       attention{};
+  // Attention of a frame's patches in a vision tower, on the host.
+  std::function<at::Tensor(
+      const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, Alignment alignment)>
+      attention_of_frame{};
+  std::function<DeltaResult(const DeltaRows& rows, const at::Tensor& state, Alignment alignment)>
+      delta_rule{};  // on the host
 };
 NumericsOps bitwise_ops(at::Device device);
 

@@ -16,13 +16,14 @@
 #include "models/kernels/product/float_chains.h"
 #include "models/kernels/product/gemm.h"
 #include "models/kernels/product/linear.h"
+#include "models/kernels/product/unit_triangular.h"
 #include "models/spec/costs.h"
 
 namespace ferry::models {
 namespace {
 
 // Raise it when a kernel of ours, or the choice of one, changes the bits of a result.
-constexpr int kRevision = 2;
+constexpr int kRevision = 3;
 
 std::string attention_kernel(const GPTModel& model) {
   if (!model.mesh().world().device().is_cuda()) {
@@ -62,6 +63,8 @@ NumericsPolicy numerics_policy(const GPTModel& model) {
   add("dtype", std::string(short_name(options.dtype)));
   add("attention", attention_kernel(model));
   add("products", product_kernel(model));
+  if (bitwise && model.config().has_linear_attention())  // on the host: a GPU has no such mode
+    add("triangular systems", fmt::format("blocks of {} rows", triangle_block()));
   return policy;
 }
 

@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "distckpt/base/error.h"
+#include "models/kernels/product/float_product.h"
 #include "models/kernels/product/linear.h"
 #include "models/kernels/whole_vectors.h"
 
@@ -44,6 +45,7 @@ class Chunks {
       body(begin, std::min(chunk_tokens_, tokens - begin));
   }
   bool one_chunk(std::int64_t tokens) const { return tokens <= chunk_tokens_; }
+  Alignment alignment() const { return alignment_; }
 
   ChunkLogits logits(const at::Tensor& hidden, const at::Tensor& weight) const {
     const auto products = linear(hidden, weight, {}, alignment_).contiguous();
@@ -128,8 +130,11 @@ class HeadGradients {
                 const at::Tensor& weight,
                 bool of_hidden,
                 bool of_weight,
-                bool one_chunk)
-      : weight_(weight), of_weight_(of_weight), one_chunk_(one_chunk) {
+                const Chunks& chunks)
+      : weight_(weight),
+        of_weight_(of_weight),
+        one_chunk_(chunks.one_chunk(hidden.size(0))),
+        alignment_(chunks.alignment()) {
     if (of_hidden) hidden_ = at::empty_like(hidden);
   }
 
@@ -137,19 +142,23 @@ class HeadGradients {
   void add(const at::Tensor& gradient, const at::Tensor& hidden, std::int64_t begin) {
     if (hidden_.defined()) {
       auto part = hidden_.narrow(0, begin, hidden.size(0));
-      at::mm_out(part, gradient, weight_);
+      if (is_host_float(gradient))
+        part.copy_(models::matmul(gradient, weight_, alignment_));
+      else
+        at::mm_out(part, gradient, weight_);
     }
     if (!of_weight_) return;
     const auto transposed = gradient.t();
+    const auto product = [&] { return models::matmul(transposed, hidden, alignment_); };
     const bool to_float = !one_chunk_ && hidden.is_cuda() && hidden.scalar_type() != at::kFloat;
     if (!sum_.defined() && to_float)
       sum_ = at::mm(transposed, hidden, at::kFloat);
     else if (!sum_.defined())
-      sum_ = one_chunk_ ? at::mm(transposed, hidden) : at::mm(transposed, hidden).to(at::kFloat);
+      sum_ = one_chunk_ ? product() : product().to(at::kFloat);
     else if (to_float)
       at::addmm_out(sum_, sum_, transposed, hidden, at::kFloat);
     else
-      sum_ += at::mm(transposed, hidden);
+      sum_ += product();
   }
 
   at::Tensor of_hidden() const { return hidden_; }
@@ -162,6 +171,7 @@ class HeadGradients {
   at::Tensor weight_, hidden_, sum_;
   bool of_weight_;
   bool one_chunk_;
+  Alignment alignment_;
 };
 
 class LinearLogProbs : public torch::autograd::Function<LinearLogProbs> {
@@ -196,7 +206,7 @@ class LinearLogProbs : public torch::autograd::Function<LinearLogProbs> {
     const SamplingMask mask{.token_ids = saved[4],
                             .offsets = context->saved_data["mask_offsets"].toIntVector()};
     HeadGradients sums(hidden, weight, context->needs_input_grad(0), context->needs_input_grad(1),
-                       chunks.one_chunk(hidden.size(0)));
+                       chunks);
     chunks.for_each(hidden.size(0), [&](std::int64_t begin, std::int64_t tokens) {
       const auto part = [&](const at::Tensor& x) {
         return x.defined() ? x.narrow(0, begin, tokens) : x;
@@ -220,8 +230,7 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
                                const at::Tensor& labels,
                                const at::Tensor& token_weights,
                                const Chunks& chunks) {
-    HeadGradients sums(hidden, weight, hidden.requires_grad(), weight.requires_grad(),
-                       chunks.one_chunk(hidden.size(0)));
+    HeadGradients sums(hidden, weight, hidden.requires_grad(), weight.requires_grad(), chunks);
     std::vector<at::Tensor> parts{at::empty({0}, token_weights.options())};
     chunks.for_each(hidden.size(0), [&](std::int64_t begin, std::int64_t tokens) {
       const auto part = [&](const at::Tensor& x) { return x.narrow(0, begin, tokens); };

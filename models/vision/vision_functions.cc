@@ -3,10 +3,11 @@
 #include <ATen/ops/_scaled_dot_product_flash_attention.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_backward.h>
 #include <ATen/ops/conv3d.h>
-#include <ATen/ops/matmul.h>
+#include <ATen/ops/softmax.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "models/kernels/attention/deterministic_algorithms.h"
+#include "models/kernels/product/float_product.h"
 
 namespace ferry::models {
 namespace {
@@ -20,16 +21,20 @@ class PatchEmbed : public torch::autograd::Function<PatchEmbed> {
   static at::Tensor forward(AutogradContext* context,
                             const at::Tensor& pixels,
                             const at::Tensor& weight,
-                            const at::Tensor& bias) {
+                            const at::Tensor& bias,
+                            bool bitwise) {
     context->save_for_backward({pixels});
+    context->saved_data["bitwise"] = bitwise;
     context->saved_data["shape"] = weight.sizes().vec();
     return at::conv3d(pixels, weight, bias, weight.sizes().slice(2)).flatten(1);
   }
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     const auto pixels = context->get_saved_variables()[0].flatten(1);
-    const auto of_weight =
-        at::matmul(grads[0].t(), pixels).view(context->saved_data["shape"].toIntVector());
-    return {at::Tensor(), of_weight, grads[0].sum(0)};
+    const auto alignment =
+        context->saved_data["bitwise"].toBool() ? Alignment::kBitwise : Alignment::kFast;
+    const auto of_weight = models::matmul(grads[0].t(), pixels, alignment)
+                               .view(context->saved_data["shape"].toIntVector());
+    return {at::Tensor(), of_weight, grads[0].sum(0), at::Tensor()};
   }
 };
 
@@ -66,8 +71,21 @@ class FlashOfFrame : public torch::autograd::Function<FlashOfFrame> {
 
 }  // namespace
 
-at::Tensor patch_embed(const at::Tensor& pixels, const at::Tensor& weight, const at::Tensor& bias) {
-  return PatchEmbed::apply(pixels, weight, bias);
+at::Tensor patch_embed(const at::Tensor& pixels,
+                       const at::Tensor& weight,
+                       const at::Tensor& bias,
+                       Alignment alignment) {
+  return PatchEmbed::apply(pixels, weight, bias, alignment == Alignment::kBitwise);
+}
+
+at::Tensor eager_attention_of_frame(const at::Tensor& query,
+                                    const at::Tensor& key,
+                                    const at::Tensor& value,
+                                    double scale,
+                                    Alignment alignment) {
+  const auto scores = models::matmul(query, key.transpose(2, 3), alignment) * scale;
+  const auto weights = at::softmax(scores, -1, at::kFloat).to(query.scalar_type());
+  return models::matmul(weights, value, alignment).transpose(1, 2);
 }
 
 at::Tensor flash_attention_of_frame(const at::Tensor& query,

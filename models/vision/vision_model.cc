@@ -85,6 +85,7 @@ at::Tensor rotate(const at::Tensor& x, const Rotation& by) {
 void attend_frame(const at::Tensor& query,
                   const at::Tensor& key,
                   const at::Tensor& value,
+                  Alignment alignment,
                   std::vector<at::Tensor>& attended) {
   const auto dim = query.size(-1);
   const auto scale = std::pow(static_cast<double>(dim), -0.5);
@@ -92,13 +93,9 @@ void attend_frame(const at::Tensor& query,
     attended.push_back(flash_attention_of_frame(query, key, value, scale));
     return;
   }
-  const auto keys = key.transpose(2, 3);
   const auto chunks = std::max<std::int64_t>(1, query.size(2) / kQueryRows);
-  for (const auto& rows : query.tensor_split(chunks, 2)) {
-    const auto weights =
-        at::softmax(at::matmul(rows, keys) * scale, -1, at::kFloat).to(query.scalar_type());
-    attended.push_back(at::matmul(weights, value).transpose(1, 2));
-  }
+  for (const auto& rows : query.tensor_split(chunks, 2))
+    attended.push_back(eager_attention_of_frame(rows, key, value, scale, alignment));
 }
 
 }  // namespace
@@ -225,7 +222,7 @@ at::Tensor VisionModel::attend(const Block& block,
     const auto count = grid.height * grid.width;
     for (std::int64_t frame = 0; frame < grid.frames; ++frame, begin += count) {
       const auto part = [&](const at::Tensor& x) { return x.narrow(2, begin, count); };
-      attend_frame(part(query), part(key), part(value), attended);
+      attend_frame(part(query), part(key), part(value), alignment_, attended);
     }
   }
   return apply(at::cat(attended, 1).reshape({patches, -1}).contiguous(), block.proj);
@@ -273,7 +270,7 @@ ImageFeatures VisionModel::forward(const at::Tensor& pixel_values,
           vision.in_channels * frames * size * size);
   auto x = patch_embed(pixel_values.to(pos_embed_.device(), pos_embed_.scalar_type())
                            .view({-1, vision.in_channels, frames, size, size}),
-                       patch_embed_.weight, patch_embed_.bias);
+                       patch_embed_.weight, patch_embed_.bias, alignment_);
   const auto places = places_of(grids, vision.spatial_merge_size, x.device());
   x = x + position_embeddings(places).to(x.scalar_type());
   const auto dim = vision.hidden_size / vision.num_heads / 2;  // of each of both axes

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -70,6 +71,14 @@ def verls_merger(*commands):
 
 def ferry_json(*arguments, code=0, **kwargs):
     return json.loads(run_ok(*arguments, "--json", code=code, **kwargs).stdout)
+
+
+def skip_where_transformers_differs(checkpoint, dtype):
+    """Asks the certificate, which has to pass, whether transformers computes products in fp32 as Ferry does on this machine, by MKL; skips if not."""
+    numerics = ferry_json("verify", "--numerics", checkpoint, "--dtype", dtype)
+    assert numerics["passed"], numerics["checks"]
+    if other := [check["subject"] for check in numerics["transformers"] if not check["passed"]]:
+        pytest.skip(f"`ferry verify --numerics` says that transformers' {dtype} has other bits on this machine: {', '.join(other)}")
 
 
 def digest_of(path, *options):

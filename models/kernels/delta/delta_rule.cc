@@ -9,6 +9,7 @@
 
 #include "distckpt/base/integers.h"
 #include "models/kernels/product/float_product.h"
+#include "models/kernels/product/unit_triangular.h"
 #include "models/kernels/whole_vectors.h"
 #include "models/spec/transformer_config.h"
 
@@ -47,14 +48,6 @@ at::Tensor initial_state(const at::Tensor& key, const at::Tensor& value, const a
   return at::zeros({key.size(0), key.size(1), key.size(-1), value.size(-1)}, key.options());
 }
 
-// a [.., rows, k], b [.., k, columns], with the same sizes in front.
-at::Tensor delta_product(const at::Tensor& a, const at::Tensor& b, Alignment alignment) {
-  if (alignment == Alignment::kFast || !is_host_float(a)) return at::matmul(a, b);
-  const auto four = [](const at::Tensor& x) { return x.dim() == 5 ? x.flatten(0, 1) : x; };
-  const auto product = float_matmul(four(a), four(b), chain_length(a.size(-1)));
-  return a.dim() == 5 ? product.unflatten(0, {a.size(0), a.size(1)}) : product;
-}
-
 // x [sequences, channels, tokens], weight [channels, 1, kernel].
 at::Tensor convolve_and_activate(const at::Tensor& x, const at::Tensor& weight) {
   const std::array<std::int64_t, 1> one{1};
@@ -69,7 +62,7 @@ at::Tensor convolve_and_activate(const at::Tensor& x, const at::Tensor& weight) 
 DeltaInChunks delta_in_chunks(const DeltaRows& rows, Alignment alignment) {
   auto heads = heads_first(rows);
   const auto multiply = [alignment](const at::Tensor& a, const at::Tensor& b) {
-    return delta_product(a, b, alignment);
+    return models::matmul(a, b, alignment);
   };
   heads.query = heads.query * std::pow(static_cast<double>(heads.query.size(-1)), -0.5);
 
@@ -99,13 +92,9 @@ DeltaInChunks delta_in_chunks(const DeltaRows& rows, Alignment alignment) {
                            .exp();
   const auto system = multiply(key_beta, key.transpose(-1, -2)) * between;
   const auto within = multiply(query, key.transpose(-1, -2)) * between;
-  const auto solve = [&](const at::Tensor& right) {
-    return at::linalg_solve_triangular(system, right, /*upper=*/false, /*left=*/true,
-                                       /*unitriangular=*/true);
-  };
   const auto since_begin = decay.exp().unsqueeze(-1);
-  const auto new_values = solve(value_beta);
-  const auto reading_keys = solve(key_beta * since_begin);
+  const auto new_values = solve_unit_triangular(system, value_beta, alignment);
+  const auto reading_keys = solve_unit_triangular(system, key_beta * since_begin, alignment);
   return {.query = query * since_begin,
           .key = key * (decay.narrow(3, kDeltaChunk - 1, 1) - decay).exp().unsqueeze(-1),
           .reading_keys = reading_keys,
@@ -118,7 +107,7 @@ DeltaResult chunk_gated_delta_rule(const DeltaRows& rows,
                                    const at::Tensor& state,
                                    Alignment alignment) {
   const auto multiply = [alignment](const at::Tensor& a, const at::Tensor& b) {
-    return delta_product(a, b, alignment);
+    return models::matmul(a, b, alignment);
   };
   const auto parts = delta_in_chunks(rows, alignment);
   const auto tokens = rows.key.size(1);

@@ -191,4 +191,30 @@ void multiply_lanes(const FloatMatrices& m, const FloatTile& tile) {
   }
 }
 
+FERRY_AVX2 void solve_triangle(const UnitTriangle& t) {
+  alignas(64) thread_local FloatPanel panel;
+  for (std::int64_t column = 0; column < t.columns; column += kWidth) {
+    const auto columns = std::min(kWidth, t.columns - column);
+    for (std::int64_t i = 0; i < t.rows; ++i) {
+      auto* const row = panel.of[i];
+      auto* const x = t.x + i * t.x_row + column;
+      std::fill(std::copy_n(x, columns, row), row + kWidth, 0.0F);
+      const auto* const l = t.l + i * t.l_row;
+      const auto own = i / t.block * t.block;
+      for (const std::int64_t half : {0, 8}) {
+        auto sum = _mm256_setzero_ps();
+        for (std::int64_t j = 0; j < own; ++j)
+          sum = _mm256_fmadd_ps(_mm256_set1_ps(l[j * t.l_column]),
+                                _mm256_load_ps(panel.of[j] + half), sum);
+        auto left = _mm256_sub_ps(_mm256_load_ps(row + half), sum);
+        for (auto j = own; j < i; ++j)
+          left = _mm256_fnmadd_ps(_mm256_set1_ps(l[j * t.l_column]),
+                                  _mm256_load_ps(panel.of[j] + half), left);
+        _mm256_store_ps(row + half, left);
+      }
+      std::copy_n(row, columns, x);
+    }
+  }
+}
+
 }  // namespace ferry::models::host

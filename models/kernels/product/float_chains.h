@@ -37,6 +37,22 @@ struct FloatTile {
   std::int64_t columns = 0;
 };
 
+// The system L x = right of a lower triangular matrix with ones on its diagonal: what stands on and
+// above that is not read. Strides are counted in elements and may be negative; columns of x lie
+// next to each other.
+struct UnitTriangle {
+  const float* l = nullptr;
+  std::int64_t l_row = 0;
+  std::int64_t l_column = 0;
+  float* x = nullptr;  // [rows, columns]: holds `right`, and then the solution
+  std::int64_t x_row = 0;
+  std::int64_t rows = 0;  // at most kLongestChain
+  std::int64_t columns = 0;
+  // A row takes the products with rows of earlier blocks as a chain from zero, which is subtracted,
+  // and then those of its own block one by one.
+  std::int64_t block = 0;
+};
+
 bool has_avx2_and_fma();
 void multiply_chains(const FloatMatrices& matrices, const FloatTile& tile);
 
@@ -44,5 +60,7 @@ void multiply_chains(const FloatMatrices& matrices, const FloatTile& tile);
 // added as ((0 + 2) + (1 + 3)), and then the terms that are left. The terms of a row of a and of a
 // column of b are contiguous.
 void multiply_lanes(const FloatMatrices& matrices, const FloatTile& tile);
+
+void solve_triangle(const UnitTriangle& triangle);
 
 }  // namespace ferry::models::host

@@ -3,6 +3,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/matmul.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -154,6 +155,18 @@ at::Tensor float_linear(const at::Tensor& x,
 
 at::Tensor float_matmul(const at::Tensor& a, const at::Tensor& b, std::int64_t chain) {
   return FloatProduct::apply(a, b, std::optional<at::Tensor>(), chain, false);
+}
+
+at::Tensor matmul(const at::Tensor& a, const at::Tensor& b, Alignment alignment) {
+  if (alignment == Alignment::kFast || !is_host_float(a)) return at::matmul(a, b);
+  const auto of_four = [](const at::Tensor& x) {
+    auto y = x.dim() == 5 ? x.flatten(0, 1) : x;
+    while (y.dim() < 4) y = y.unsqueeze(0);
+    return y;
+  };
+  auto sizes = a.sizes().vec();
+  sizes.back() = b.size(-1);
+  return float_matmul(of_four(a), of_four(b), chain_length(a.size(-1))).view(sizes);
 }
 
 }  // namespace ferry::models

@@ -8,6 +8,8 @@
 
 #include <cstdint>
 
+#include "models/spec/alignment.h"
+
 namespace ferry::models {
 
 // How the terms of an element are added up.
@@ -33,5 +35,10 @@ at::Tensor float_linear(const at::Tensor& x,
 // chains of `chain` terms, at most 192. Where k may grow, `chain` must stay constant for the bits
 // to stay. Differentiable.
 at::Tensor float_matmul(const at::Tensor& a, const at::Tensor& b, std::int64_t chain);
+
+// a [.., rows, k], b [.., k, columns], with the same sizes in front, at most three of them ->
+// [.., rows, columns]: at::matmul(), but in kBitwise in fp32 on the host in chains of
+// chain_length(k). Differentiable.
+at::Tensor matmul(const at::Tensor& a, const at::Tensor& b, Alignment alignment);
 
 }  // namespace ferry::models

@@ -10,7 +10,7 @@ import zlib
 import pytest
 
 from seeing_model import answer_log_probs, load_peer, write_model
-from support import FERRY, ferry, ferry_json
+from support import FERRY, ferry, ferry_json, skip_where_transformers_differs
 
 TORCH = FERRY.parent / "ferry-torch"
 TOOL = FERRY.parent.parent / "tests/vision_tool"
@@ -167,11 +167,12 @@ def test_sequences_that_are_trained_on_have_the_bits_of_transformers_in_a_pack(c
 
 
 def test_answers_in_fp32_too(dense, images):
-    numerics = ferry_json("verify", "--numerics", dense, "--dtype", "fp32")
-    assert numerics["passed"]
-    if numerics["equals_transformers"]:  # else MKL chose other kernels than ours for transformers
-        short = conversations(images)[:3]  # above 192 tokens transformers' fp32 does not agree with itself
+    short = conversations(images)[:3]  # above 192 tokens transformers' fp32 does not agree with itself
+    try:
         check_answers(dense, short, ("--dtype", "fp32"), "float32")
+    except AssertionError:
+        skip_where_transformers_differs(dense, "fp32")
+        raise
 
 
 def test_what_is_not_computed_is_refused_by_name(dense, images, tmp_path):

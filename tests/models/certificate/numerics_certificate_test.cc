@@ -32,6 +32,28 @@ models::TransformerConfig tiny(bool with_experts) {
   return config;
 }
 
+// Layers of gated delta nets, and a tower.
+models::TransformerConfig hybrid_that_sees() {
+  auto config = tiny(false);
+  config.linear_attention_freq = {true};
+  config.linear_conv_kernel_dim = 4;
+  config.linear_num_key_heads = 2;
+  config.linear_num_value_heads = 4;
+  config.linear_key_head_dim = 16;
+  config.linear_value_head_dim = 24;
+  config.vision = VisionConfig{.depth = 1,
+                               .hidden_size = 64,
+                               .intermediate_size = 96,
+                               .num_heads = 4,
+                               .in_channels = 3,
+                               .patch_size = 4,
+                               .temporal_patch_size = 2,
+                               .spatial_merge_size = 2,
+                               .out_hidden_size = 256,
+                               .num_position_embeddings = 16};
+  return config;
+}
+
 const NumericsCheck* first_failure(const NumericsCertificate& certificate) {
   const auto found = std::ranges::find(certificate.checks, false, &NumericsCheck::passed);
   return found == certificate.checks.end() ? nullptr : &*found;
@@ -59,7 +81,7 @@ TEST(NumericsCertificate, TheHostKeepsBitsInFloatOnAnyNumberOfThreads) {
   narrow.moe_ffn_hidden_size = 12;
   narrow.kv_channels = 4;
   narrow.vocab_size = 50;
-  for (const auto& config : {tiny(false), narrow}) {
+  for (const auto& config : {tiny(false), narrow, hybrid_that_sees()}) {
     for (const int count : {1, 2, 3, 4, 16}) {
       at::set_num_threads(count);
       const auto certificate =
@@ -69,6 +91,48 @@ TEST(NumericsCertificate, TheHostKeepsBitsInFloatOnAnyNumberOfThreads) {
     }
   }
   at::set_num_threads(threads);
+}
+
+TEST(NumericsCertificate, SaysOfDeltaRulesAndTowersWhetherTransformersHasTheBits) {
+  const auto config = hybrid_that_sees();
+  const auto subjects = [](const std::vector<NumericsCheck>& checks) {
+    std::set<std::string> all;
+    for (const auto& check : checks) all.insert(check.subject);
+    return all;
+  };
+  const std::string rule = "delta rule 2x16, 4x24";
+  const std::string frame = "attention of a frame 4x16";
+  const auto in_bf16 = certify_numerics(config, {}, bitwise_ops(at::kCPU));
+  EXPECT_TRUE(in_bf16.passed()) << text(first_failure(in_bf16));
+  EXPECT_TRUE(subjects(in_bf16.checks).contains(frame));
+  EXPECT_EQ(subjects(in_bf16.transformers), std::set{rule});  // which is in fp32 in any dtype
+  auto ops = bitwise_ops(at::kCPU);
+  const auto rule_of = ops.delta_rule;
+  ops.delta_rule = [&](const DeltaRows& rows, const at::Tensor& state, Alignment alignment) {
+    auto result = rule_of(rows, state, alignment);
+    if (alignment == Alignment::kFast) result.output += 1;
+    if (rows.query.size(1) == 300) result.output += 1;
+    return result;
+  };
+  const auto frame_of = ops.attention_of_frame;
+  ops.attention_of_frame = [&](const at::Tensor& query, const at::Tensor& key,
+                               const at::Tensor& value, Alignment alignment) {
+    const auto attended = frame_of(query, key, value, alignment);
+    return alignment == Alignment::kFast || query.size(2) == 256 ? attended + 1 : attended;
+  };
+  const auto certificate = certify_numerics(config, {.dtype = at::kFloat}, ops);
+  std::string failures;
+  for (const auto& check : certificate.checks)
+    if (!check.passed) failures += text(&check) + "; ";
+  EXPECT_EQ(failures, frame + ", rows: other bits at 256 rows; " + rule +
+                          ", length: other bits at a prefix of 300; ");
+  EXPECT_FALSE(certificate.equals_transformers());
+  for (const auto& check : certificate.transformers) {
+    if (check.subject == frame)
+      EXPECT_EQ(check.detail, "other bits at 16 patches 64 patches 192 patches 400 patches");
+    if (check.subject == rule)
+      EXPECT_EQ(check.detail, "other bits at 16 tokens 64 tokens 192 tokens 400 tokens");
+  }
 }
 
 // A product that adds up K in other pieces when rows are few, as split-K kernels do.
