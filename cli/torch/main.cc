@@ -1,7 +1,10 @@
 // ferry-torch: the subcommands of models. ferry runs it.
 #include <malloc.h>
 
+#include <string_view>
+
 #include "cli/torch/torch_program.h"
+#include "trainer/rewards/process_guard.h"
 
 namespace {
 
@@ -16,6 +19,8 @@ void keep_pages_of_freed_tensors() {
 }  // namespace
 
 int main(int argc, char** argv) {
+  if (argc > 1 && std::string_view(argv[1]) == "guard")  // where there is no ferry for it
+    ferry::trainer::run_guard({argv + 2, argv + argc});
   keep_pages_of_freed_tensors();
   return ferry::cli::run_torch_program(argc, argv);
 }

@@ -1,6 +1,7 @@
 """A trainer that is killed by SIGKILL: nothing that it has started is there seconds later, whatever of signals, sessions and parents it has left."""
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import ranks
 from ppo_run import ROLLOUT, settings
 from ranks import TORCH_PROGRAM, start_training
 from support import FERRY
@@ -101,6 +103,16 @@ def of_kind(kind, world, work):
 def test_a_program_ends_with_a_trainer_that_is_killed(kind, world, work):
     mark = f"{os.getpid()}-{kind}"
     trainer, = start_training(1, "grpo", settings(world, work / "run", **of_kind(kind, world, work)), MARK=mark, FERRY_PYTHON=str(world / "python"))
+    kill_when(is_orphan, mark, trainer)
+
+
+@needs_models
+def test_programs_of_a_trainer_that_lies_alone_end_with_it(world, work, monkeypatch):
+    """As in its wheel, without ferry beside it."""
+    shutil.copy(TORCH_PROGRAM, work / "ferry-torch")
+    monkeypatch.setattr(ranks, "TORCH_PROGRAM", work / "ferry-torch")
+    mark = f"{os.getpid()}-wheel"
+    trainer, = start_training(1, "grpo", settings(world, work / "run", **of_kind("reward", world, work)), MARK=mark)
     kill_when(is_orphan, mark, trainer)
 
 
