@@ -6,7 +6,14 @@ import json
 import operator
 import sys
 
-OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv, ast.Pow: operator.pow,
+
+def power(base, exponent):
+    """Sessions share the program: 9**9**9 would keep all of them waiting."""
+    if abs(base) > 1e100 or abs(exponent) > 1000: raise ValueError("the power is too large")
+    return base ** exponent
+
+
+OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv, ast.Pow: power,
               ast.USub: operator.neg}
 
 
