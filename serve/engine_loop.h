@@ -46,7 +46,7 @@ class EngineSteps {
   // Begins to open a checkpoint in the background, for the open_weights() of the same source that
   // follows. Other calls may come before. Errors are thrown by open_weights().
   virtual void begin_open_weights(const WeightSource& /*source*/) {}
-  // Whether open_weights() would wait for what was begun; a rank elsewhere says so with its
+  // True if open_weights() would wait for what was begun; a rank elsewhere says so with its
   // answers.
   virtual bool is_opening() const { return false; }
   // Opens a checkpoint, or throws before any weight has changed. The result loads it, once; other

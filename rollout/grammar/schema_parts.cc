@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kDeepestReferences = 50;
 constexpr std::size_t kMostValues = 4'000'000;  // copied, about a second
-// As many cost what two schemas do that are compared, or merged, beside their own.
+// The cost of comparing two schemas, and of merging them, in values that are copied.
 constexpr std::size_t kValuesOfAPair = 20;
 constexpr std::size_t kValuesOfAMerge = 50;
 

@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::size_t kLongestString = 65536;  // bytes behind an end that may be within it
 
-// What lies between the markers.
+// True if JSON lies between the markers.
 bool is_json(ToolFormat format) {
   return format == ToolFormat::kHermes || format == ToolFormat::kKimiK2 ||
          format == ToolFormat::kDeepSeekV3 || format == ToolFormat::kDeepSeekV31;

@@ -108,7 +108,7 @@ def test_a_program_ends_with_a_trainer_that_is_killed(kind, world, work):
 
 @needs_models
 def test_programs_of_a_trainer_that_lies_alone_end_with_it(world, work, monkeypatch):
-    """As in its wheel, without ferry beside it."""
+    """Its wheel has no ferry beside it."""
     shutil.copy(TORCH_PROGRAM, work / "ferry-torch")
     monkeypatch.setattr(ranks, "TORCH_PROGRAM", work / "ferry-torch")
     mark = f"{os.getpid()}-wheel"

@@ -185,7 +185,8 @@ TEST(JsonSchema, ReadsAReferenceAsTheUriThatItIs) {
   EXPECT_TRUE(fits_schema(kSchema, "1"));
 }
 
-// Schemas of a few hundred bytes that would be merged a million times, or compared for half a minute.
+// Schemas of a few hundred bytes that would be merged a million times, or compared for half a
+// minute.
 TEST(JsonSchema, RefusesWhatRefersToItsPartsTooOften) {
   auto schema =
       ordered_json::parse(R"({"$defs": {"d0": {"properties": {"a": {"type": "null"}}}}})");
