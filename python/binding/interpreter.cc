@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <thread>
 
@@ -10,21 +11,53 @@
 
 namespace ferry::python {
 
-// Before 3.14 Python ends a thread that asks for the lock while the interpreter ends, by unwinding
-// it (pthread_exit), which C++ takes for a failure. It waits for the end of the process, as later
-// ones do.
+namespace {
+
+// The end of the interpreter. Before 3.14 Python unwinds a thread that asks for the lock then
+// (pthread_exit), which frames of C++ do not survive. Such threads wait for the end of the process
+// instead, as they do in later versions.
+struct Ending {
+  std::atomic<bool> begun = false;
+  std::atomic<std::thread::id> thread{};  // that ends it
+  std::atomic<int> asking = 0;            // threads that ask for the lock, or call back with it
+};
+Ending ending;
+
+}  // namespace
+
+PyObject* let_interpreter_end(PyObject* /*self*/, PyObject* /*arguments*/) {
+  if (PyInterpreterState_GetID(PyInterpreterState_Get()) == 0) {  // the main one
+    constexpr int kMostLooks = 1000;
+    ending.thread = std::this_thread::get_id();
+    ending.begun = true;
+    auto* const state = PyEval_SaveThread();
+    for (int i = 0; i < kMostLooks && ending.asking > 0; ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    PyEval_RestoreThread(state);
+  }
+  Py_IncRef(Py_None);
+  return Py_None;
+}
+
 void WithoutGil::restore() {
-  try {
-    PyEval_RestoreThread(state_);
-  } catch (...) {
+  ++ending.asking;
+  if (ending.begun && ending.thread.load() != std::this_thread::get_id()) {
+    --ending.asking;
     while (true) pause();
   }
+  PyEval_RestoreThread(state_);
+}
+
+WithoutGil::~WithoutGil() {
+  restore();
+  --ending.asking;
 }
 
 bool WithoutGil::with_gil(const std::function<bool()>& body) {
   restore();
   const bool result = body();
   state_ = PyEval_SaveThread();
+  --ending.asking;
   return result;
 }
 

@@ -50,7 +50,7 @@ class Caller {
 class WithoutGil final : public Caller {
  public:
   WithoutGil() : state_(PyEval_SaveThread()) {}
-  ~WithoutGil() { restore(); }
+  ~WithoutGil();
   WithoutGil(const WithoutGil&) = delete;
   WithoutGil& operator=(const WithoutGil&) = delete;
 
@@ -129,8 +129,9 @@ inline PyObject* text(const std::string& string) {
 }
 
 // The functions of the module.
-PyObject* report(PyObject* self, PyObject* arguments);           // reports.cc
-PyObject* open_checkpoint(PyObject* self, PyObject* arguments);  // streams.cc
+PyObject* let_interpreter_end(PyObject* self, PyObject* arguments);  // interpreter.cc
+PyObject* report(PyObject* self, PyObject* arguments);               // reports.cc
+PyObject* open_checkpoint(PyObject* self, PyObject* arguments);      // streams.cc
 PyObject* describe(PyObject* self, PyObject* arguments);
 PyObject* carried_file(PyObject* self, PyObject* arguments);
 PyObject* write_run_config(PyObject* self, PyObject* arguments);

@@ -5,6 +5,7 @@
 namespace {
 
 PyMethodDef methods[] = {
+    {"let_interpreter_end", ferry::python::let_interpreter_end, METH_NOARGS, nullptr},
     {"report", ferry::python::report, METH_VARARGS, nullptr},
     {"open_checkpoint", ferry::python::open_checkpoint, METH_VARARGS, nullptr},
     {"describe", ferry::python::describe, METH_VARARGS, nullptr},

@@ -5,6 +5,8 @@
     for name, tensor in ferry.open("megatron").tensors():
         weight = tensor.torch()
 """
+import atexit
+
 from . import _ferry
 from ._changes import (ChangedTensor, DeltaReport, DeltaSummary, DeltaVerifyReport, MergeReport, SplitReport, SplitTensor, delta_apply, delta_inspect,
                        delta_make, delta_verify, merge, split)
@@ -18,6 +20,7 @@ from ._safe_open import SafeSlice, load_file, safe_open
 from ._shards import LoadReport, SaveReport, load_into, save, save_from
 from ._tensor import Tensor
 
+atexit.register(_ferry.let_interpreter_end)  # daemon threads that are at work then stay where they are
 __version__ = _ferry.version
 __all__ = [
     "AdapterReport", "ChangedTensor", "CheckReport", "Checkpoint", "Chunk", "ConvertReport", "DeltaReport", "DeltaSummary", "DeltaVerifyReport", "DiffReport",
