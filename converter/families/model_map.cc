@@ -203,12 +203,18 @@ class Builder {
           continue;
         }
         auto used = name;
+        bool chosen = false;
         if (!name.alternative.empty() && find_ &&
             find_(fmt::format("{}{}", hf, expand_braces(name.alternative).back()))) {
           used.hf = name.alternative;
           used.rest_unused = false;
+          chosen = true;
         }
-        if (name.either_way && lies_as_it_is(section, names, hf)) used.transposed = false;
+        if (name.either_way && lies_as_it_is(section, names, hf)) {
+          used.transposed = false;
+          chosen = true;
+        }
+        const auto first = map_.tensors.size();
         auto experts = row->per_expert ? map_.config.num_moe_experts : 1;
         if (counts_only_ && row->per_expert) {
           alike_ = used.hf.find(kExpertMark) != std::string_view::npos ? experts : 1;
@@ -217,6 +223,8 @@ class Builder {
         for (std::int64_t e = 0; e < experts; ++e)
           add_parameter(section, *row, used, hf, row->per_expert ? std::optional(e) : std::nullopt);
         alike_ = 1;
+        for (auto i = first; chosen && i < map_.tensors.size(); ++i)
+          map_.chosen.emplace(map_.tensors[i].name, map_.tensors[i].shape);
       }
     }
     for (const auto& section : sections) {

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -54,6 +55,9 @@ struct ModelMap {
   std::vector<MegatronTensor> megatron{};
   std::vector<MegatronObject> extra_states{};
   std::unordered_map<std::string, std::uint32_t> index{};  // of tensors, by name
+  // Tensors whose names or shapes follow from those that the files have (HfName::alternative,
+  // either_way), and not from the configuration.
+  std::map<std::string, distckpt::Shape> chosen{};
   // Hugging Face tensors that repeat one of `tensors`: a tied head, a prediction layer's embedding.
   std::unordered_map<std::string, std::uint32_t> copies{};
   // An optimizer has state of the vision tower's parameters, too, whose tensors are carried.

@@ -74,7 +74,8 @@ class MegatronOpener {
     checkpoint_.layout = std::move(stored_.layout);
     checkpoint_.checksums = std::move(stored_.checksums);
     const bool slime = is_slime_layout(stored_.outline);
-    const auto stored_map = slime ? in_slime_layout(checkpoint_.map) : ModelMap();
+    auto stored_map = slime ? in_slime_layout(checkpoint_.map) : ModelMap();
+    if (slime) use_gated_names(stored_.outline, stored_map);
     const auto& map = slime ? stored_map : checkpoint_.map;
     checkpoint_.links = link_megatron(map, checkpoint_.layout, LinkedSide::kSource);
     link_replicas(std::move(stored_.replicas), checkpoint_.layout, checkpoint_.links);

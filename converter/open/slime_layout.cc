@@ -27,6 +27,15 @@ std::optional<std::string> delta_net_of(const ModelMap& map,
   return key.starts_with(prefix) ? std::optional(std::move(prefix)) : std::nullopt;
 }
 
+// The older name of a key of gated attention's first product, or of its state; nothing of others.
+std::optional<std::string> gated_name(std::string_view key) {
+  constexpr std::string_view kName = "self_attention.linear_qkv.";
+  constexpr std::string_view kOlder = "self_attention.linear_qgkv.";
+  const auto at = key.find(kName);
+  if (at == std::string_view::npos) return std::nullopt;
+  return std::string(key).replace(at, kName.size(), kOlder);
+}
+
 }  // namespace
 
 bool is_slime_layout(const TensorOutline& outline) {
@@ -72,6 +81,33 @@ ModelMap in_slime_layout(const ModelMap& map) {
     return delta_net_of(map, state.stage, state.layer, state.object.key).has_value();
   });
   return result;
+}
+
+void use_gated_names(const TensorOutline& outline, ModelMap& map) {
+  std::set<std::string, std::less<>> stored;
+  for (const auto& tensor : outline) stored.emplace(models::strip_wrappers(tensor.first));
+  const auto head = map.config.kv_channels;
+  for (auto& tensor : map.megatron) {
+    const auto name = gated_name(tensor.key);
+    if (!name || !stored.contains(*name)) continue;
+    tensor.key = *name;
+    tensor.stacked_key.clear();
+    tensor.also.clear();
+    if (tensor.merge != Merge::kQkvGroups) continue;
+    const auto queries = tensor.parts.front().model;  // of each head its query, then its gate
+    for (auto& part : tensor.parts) {
+      if (part.model != queries) continue;
+      auto& row = part.model_box.offset[0];
+      const auto gates = row / head % 2;
+      row = gates * map.config.num_attention_heads * head + row / (2 * head) * head;
+    }
+  }
+  for (auto& state : map.extra_states) {
+    const auto name = gated_name(state.object.key);
+    const auto weight =
+        name ? name->substr(0, name->rfind("._extra_state")) + ".weight" : std::string();
+    if (stored.contains(weight)) state.object.key = *name;
+  }
 }
 
 }  // namespace ferry::converter

@@ -108,6 +108,7 @@ std::optional<distckpt::Shape> HfForm::find(const std::string& tensor) const {
     const auto found = std::ranges::find(header.entries, tensor, &distckpt::SafetensorsEntry::name);
     if (found != header.entries.end()) return found->shape;
   }
+  if (const auto known = shapes.find(tensor); known != shapes.end()) return known->second;
   return dtypes.contains(tensor) ? std::optional(distckpt::Shape()) : std::nullopt;
 }
 

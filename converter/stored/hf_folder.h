@@ -30,8 +30,10 @@ struct HfForm {
   std::vector<distckpt::SafetensorsHeader>
       headers;  // the files' headers, if known: order, metadata and split
   std::map<std::string, distckpt::DType> dtypes{};  // of tensors, where headers are not to be kept
-  std::optional<std::string> index_text{};          // model.safetensors.index.json, if there is one
-  std::vector<std::string> absent{};                // that the index names, and no file holds
+  std::map<std::string, distckpt::Shape>
+      shapes{};                             // likewise, of those that ModelMap::chosen names
+  std::optional<std::string> index_text{};  // model.safetensors.index.json, if there is one
+  std::vector<std::string> absent{};        // that the index names, and no file holds
   std::shared_ptr<const distckpt::SourceFiles> files{};  // as they were when they were found
 
   // Throws Error(kIo) if it is not the file that was found.

@@ -179,13 +179,24 @@ std::optional<HfForm> read_sidecar(const fs::path& iteration_folder, Links links
       form.dtypes.emplace(name, *dtype);
     }
   }
+  if (const auto shapes = contents.find("shapes"); shapes != contents.end()) {
+    const auto source = (sidecar / distckpt::kSidecarIndex).string();
+    for (const auto& [name, value] : shapes->items()) {
+      distckpt::Shape shape;
+      require(value.is_array() && std::ssize(value) <= distckpt::kMaxRank, ErrorKind::kCorrupt,
+              "{}: {}: has no shape", source, name);
+      for (const auto& size : value) shape.push_back(distckpt::json_int(size, name, source));
+      form.shapes.emplace(name, shape);
+    }
+  }
   return form;
 }
 
 void write_sidecar(const fs::path& iteration_folder,
                    const HfForm& form,
                    bool keep_headers,
-                   const std::map<std::string, distckpt::DType>& dtypes) {
+                   const std::map<std::string, distckpt::DType>& dtypes,
+                   const std::map<std::string, distckpt::Shape>& shapes) {
   const auto sidecar = iteration_folder / distckpt::kSidecar;
   json index = {{"format", kSidecarFormat}, {"files", json::object()}};
   for (const auto& [name, file] : sidecar_files(form, keep_headers)) {
@@ -195,6 +206,10 @@ void write_sidecar(const fs::path& iteration_folder,
   }
   for (const auto& [name, dtype] : dtypes)
     index["dtypes"][name] = std::string(safetensors_name(dtype));
+  if (!keep_headers || form.headers.empty()) {
+    for (const auto& [name, shape] : shapes)
+      index["shapes"][name] = std::vector<std::int64_t>(shape.begin(), shape.end());
+  }
   index["digest"] = digest_text(index.dump());
   distckpt::write_text(sidecar / distckpt::kSidecarIndex, index.dump(1) + "\n");
 }

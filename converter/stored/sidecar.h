@@ -2,6 +2,7 @@
 // values, so that the way back is byte-identical. A folder "ferry" inside the iteration's folder,
 // which Megatron does not look at:
 // - sidecar.json: the other files, with their digests; dtypes of tensors stored in wider ones;
+//   where there are no headers, shapes of tensors that the configuration alone does not tell;
 // - hf/*: config.json, tokenizer, index, ..., copied;
 // - headers/*: the first bytes of each safetensors file, up to its first tensor;
 // - derived.safetensors: tensors that follow from the configuration (inv_freq), if any.
@@ -21,11 +22,13 @@ namespace ferry::converter {
 std::optional<HfForm> read_sidecar(const std::filesystem::path& iteration_folder, Links links);
 
 // Writes the sidecar of `form`; derived.safetensors, if any, is in place already. Headers are left
-// out unless `keep_headers`. `dtypes` are those of tensors that Megatron stores in a wider one.
+// out unless `keep_headers`. `dtypes` are those of tensors that Megatron stores in a wider one,
+// `shapes` are ModelMap::chosen.
 void write_sidecar(const std::filesystem::path& iteration_folder,
                    const HfForm& form,
                    bool keep_headers,
-                   const std::map<std::string, distckpt::DType>& dtypes);
+                   const std::map<std::string, distckpt::DType>& dtypes,
+                   const std::map<std::string, distckpt::Shape>& shapes);
 
 std::filesystem::path derived_path(const std::filesystem::path& iteration_folder);
 

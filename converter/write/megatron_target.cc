@@ -120,7 +120,7 @@ class MegatronTarget : public FileTarget {
 
   void finish_folder() const override {
     if (source_.hf) {
-      write_sidecar(folder_, *source_.hf, !options_.dtype, narrow_);
+      write_sidecar(folder_, *source_.hf, !options_.dtype, narrow_, source_.map.chosen);
     }
     torch_dist_.finish_folder();
     if (!writes_run_config()) return;

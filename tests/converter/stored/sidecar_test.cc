@@ -25,7 +25,8 @@ class Sidecar : public testing::Test {
   }
   void write(bool keep_headers) const {
     write_sidecar(dir_ / "iteration", form_, keep_headers,
-                  {{"model.norm.weight", distckpt::DType::kBF16}});
+                  {{"model.norm.weight", distckpt::DType::kBF16}},
+                  {{"model.layers.0.mlp.experts.gate_up_proj", {4, 6, 8}}});
   }
   HfForm read() const { return *read_sidecar(dir_ / "iteration", Links::kInside); }
   fs::path file(std::string_view name) const { return dir_ / "iteration" / "ferry" / name; }
@@ -43,12 +44,19 @@ TEST_F(Sidecar, GivesBackTheFormThatWasWritten) {
   ASSERT_EQ(form.headers.size(), 2U);
   EXPECT_EQ(form.headers[1].prefix, form_.headers[1].prefix);
   EXPECT_EQ(form.dtypes.at("model.norm.weight"), distckpt::DType::kBF16);
+  EXPECT_TRUE(form.shapes.empty());  // which the headers tell
 }
 
 TEST_F(Sidecar, LeavesHeadersAwayThatAreNotToBeKept) {
   write(false);
   EXPECT_TRUE(read().headers.empty());
   EXPECT_FALSE(read().index_text.has_value());
+}
+
+TEST_F(Sidecar, TellsShapesWhereItKeepsNoHeaders) {
+  write(false);
+  EXPECT_EQ(read().find("model.layers.0.mlp.experts.gate_up_proj"), (distckpt::Shape{4, 6, 8}));
+  EXPECT_EQ(read().find("model.layers.0.mlp.experts.down_proj"), std::nullopt);
 }
 
 TEST_F(Sidecar, KeepsThePart) {

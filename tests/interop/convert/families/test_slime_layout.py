@@ -1,11 +1,13 @@
 """Gated delta nets as slime's checkpoints keep them: Hugging Face's tensors below self_attention, by the names that slime_plugins/mbridge/qwen3_next.py and
 slime_plugins/models/qwen3_5.py give them. slime needs a GPU; megatron-core's reader and torch are the judges of what is written."""
+import json
 import re
 import shutil
 
 import pytest
 import torch
 
+import torch_dist_raw as raw
 from bridge_reference import stored
 from support import DATA, iteration_folder, refuse, run_ok, tree
 from test_megatron_layouts import seen_by_megatron_core
@@ -82,6 +84,57 @@ def test_a_checkpoint_whose_arguments_know_nothing_of_delta_nets(model, work):
     run_ok("convert", work / "slime", work / "out", "--hf-config", hf)
     found, wanted = load_hf_sd(str(work / "out")), load_hf_sd(str(hf))
     assert found.keys() == wanted.keys() and all(torch.equal(found[name].float(), tensor.float()) for name, tensor in wanted.items())
+
+
+def as_slime_packs(query, key, value, groups):
+    """linear_qgkv of slime_plugins/mbridge/qwen3_next.py at 3999028: q_proj is cut in two as it lies."""
+    query, gate = query.chunk(2)
+    of_groups = [tensor.view(groups, -1, tensor.shape[-1]) for tensor in (query, gate, key, value)]
+    return torch.cat(of_groups, dim=1).reshape(-1, key.shape[-1])
+
+
+def with_older_names(folder, hf):
+    """The checkpoint as slime wrote it first: gated attention under linear_qgkv."""
+    checkpoint, config = raw.Checkpoint(str(folder)), json.loads((hf / "config.json").read_text())
+    weights, tensors = load_hf_sd(str(hf)), {}
+    for key in checkpoint.tensors:
+        dtype, shape, data = checkpoint.tensor(key)
+        layer = re.fullmatch(r"(decoder|mtp)\.layers\.(\d+)\.(?:transformer_layer\.)?self_attention\.linear_qkv\.weight", key)
+        if layer:
+            prefix = f"{'mtp' if layer[1] == 'mtp' else 'model'}.layers.{layer[2]}.self_attn."
+            packed = as_slime_packs(*(weights[f"{prefix}{name}_proj.weight"] for name in "qkv"), config["num_key_value_heads"])
+            assert list(packed.shape) == list(shape)
+            data = packed.contiguous().view(torch.uint8).numpy().tobytes()
+        tensors[key.replace(".linear_qkv.", ".linear_qgkv.")] = (dtype, shape, [((0,) * len(shape), shape, data)])
+    older = folder.with_name("older")
+    raw.write_checkpoint(str(older), tensors, {}, raw.plain(checkpoint.common()))
+    return older
+
+
+def test_the_older_name_of_gated_attention_is_read(work):
+    hf = DATA / "hf_qwen3_next/hf"
+    run_ok("convert", hf, work / "slime", "--megatron-layout", "slime", "--make-vocab-size-divisible-by", 1)
+    older = with_older_names(iteration_folder(work / "slime"), hf)
+    assert any(".linear_qgkv." in key for key in raw.Checkpoint(str(older)).tensors)
+    run_ok("convert", older, work / "back", "--hf-config", hf)
+    found, wanted = load_hf_sd(str(work / "back")), load_hf_sd(str(hf))
+    assert found.keys() == wanted.keys() and all(torch.equal(found[name].float(), wanted[name].float()) for name in wanted)
+    run_ok("verify", hf, older, "--hf-config", hf)
+
+
+def test_optimizer_states_are_left_behind_by_name(work):
+    hf = DATA / "hf_qwen3_next/hf"
+    run_ok("convert", hf, work / "slime", "--megatron-layout", "slime", "--make-vocab-size-divisible-by", 1)
+    checkpoint = raw.Checkpoint(str(iteration_folder(work / "slime")))
+    tensors = {}
+    for key in checkpoint.tensors:
+        dtype, shape, data = checkpoint.tensor(key)
+        for name in (key, f"optimizer.state.exp_avg.{key}"):
+            tensors[name] = (dtype, shape, [((0,) * len(shape), shape, data)])
+    raw.write_checkpoint(str(work / "trained"), tensors, {}, raw.plain(checkpoint.common()))
+    refuse("convert", work / "trained", work / "out", "--to", "megatron", "--hf-config", hf, words=["slime's layout", "--no-save-optim"])
+    run_ok("convert", work / "trained", work / "out", "--to", "megatron", "--hf-config", hf, "--no-save-optim")
+    run_ok("verify", hf, work / "out", "--hf-config", hf)
 
 
 def test_models_without_delta_nets_have_no_such_layout(work):
