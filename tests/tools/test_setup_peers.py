@@ -60,6 +60,12 @@ def test_a_second_run_has_nothing_to_do(peers, tmp_path):
     assert peers().wait() == 0 and calls(tmp_path) == []
 
 
+def test_pip_installs_what_is_listed_and_nothing_that_it_asks_for(peers, tmp_path):
+    assert peers().wait() == 0
+    installed = [call for call in calls(tmp_path) if " install " in call]
+    assert len(installed) >= 3 and all("--no-deps" in call and "--no-compile" in call for call in installed)
+
+
 @pytest.mark.parametrize("failing", ["megatron-core==0.16.1", "requirements.txt", "verifiers"])
 def test_what_failed_is_done_again_and_nothing_else(failing, peers, tmp_path):
     assert peers(failing=failing).wait() != 0 and not is_finished(tmp_path)
