@@ -40,6 +40,7 @@ struct PlanFlags {
   std::string memory{};
   std::string host_memory{};
   int ranks_per_host = 8;
+  std::int64_t image_tokens = 0;
   int ranks = 0;
   std::size_t meshes = 0;
   bool json = false;
@@ -116,6 +117,19 @@ std::vector<trainer::HostShare> hosts_of(const PlanFlags& flags, int ranks) {
   return hosts;
 }
 
+// Images of sequences are counted where some model of the run sees them.
+void add_images(std::int64_t tokens, trainer::RunSetup& setup) {
+  if (tokens == 0) return;
+  const bool sees = std::ranges::any_of(
+      setup.roles, [](const auto& role) { return role.model.computes_vision(); });
+  require(sees, ErrorKind::kUsage,
+          "--image-tokens: has no effect: no model of the run has a vision tower that is computed");
+  const auto most = setup.rollout ? setup.prompt_tokens : setup.longest_sequence;
+  require(tokens <= most, ErrorKind::kUsage, "--image-tokens {}: a {} has {} tokens at most",
+          tokens, setup.rollout ? "prompt" : "sequence", most);
+  setup.image_tokens = tokens;
+}
+
 template <typename Config, typename Models>
 PlannedRun planned(const PlanFlags& flags,
                    const Config& config,
@@ -128,6 +142,7 @@ PlannedRun planned(const PlanFlags& flags,
   const auto chosen = trainer::choose_settings(config, models, ranks, device, hosts);
   PlannedRun run{.setup = trainer::setup_of(chosen.config, models, ranks, device),
                  .choice = {.settings = chosen.settings, .offload = chosen.offload}};
+  add_images(flags.image_tokens, run.setup);
   run.plan = trainer::plan_run(run.setup);
   std::ranges::move(trainer::host_misfits(run.plan, hosts), std::back_inserter(run.plan.misfits));
   if (auto misfit = trainer::replica_misfit(run.setup, run.plan))
@@ -247,6 +262,11 @@ void add_plan(CLI::App& app) {
   command->add_option("--ranks-per-host", flags->ranks_per_host, "Ranks that share a host's memory")
       ->check(CLI::Range(1, 1'000'000))
       ->capture_default_str();
+  command
+      ->add_option("--image-tokens", flags->image_tokens,
+                   "Tokens of an image that each sequence has, for the seconds of a vision tower. "
+                   "Default: none")
+      ->check(CLI::Range(1, 1 << 30));
   command
       ->add_option("--meshes", flags->meshes,
                    "Instead plan meshes of --ranks, with sizes that are powers of two, and show so "

@@ -337,4 +337,22 @@ double training_flops(const TransformerConfig& config, std::span<const std::int6
   return tokens * width(6 * weights + per_token) + squares * width(per_square);
 }
 
+double vision_flops(const VisionConfig& vision, std::span<const std::int64_t> image_tokens) {
+  const auto hidden = vision.hidden_size;
+  const auto merged = vision.merged_size();
+  const auto patch =
+      vision.in_channels * vision.temporal_patch_size * vision.patch_size * vision.patch_size;
+  const auto of_block = 4 * hidden * hidden + 2 * hidden * vision.intermediate_size;
+  const auto mergers = 1 + std::ssize(vision.deepstack_visual_indexes);
+  const auto of_patch = patch * hidden + vision.depth * of_block;
+  const auto of_token = mergers * merged * (merged + vision.out_hidden_size);
+  double operations = 0;
+  for (const auto tokens : image_tokens) {
+    const auto patches = width(tokens * vision.spatial_merge_size * vision.spatial_merge_size);
+    operations += 2 * (patches * width(of_patch) + width(tokens) * width(of_token)) +
+                  width(4 * vision.depth * hidden) * patches * patches;
+  }
+  return operations;
+}
+
 }  // namespace ferry::models

@@ -22,6 +22,10 @@ double real(std::int64_t size) {
   return static_cast<double>(size);
 }
 
+// Dense models have them, and vision towers are taken to.
+constexpr double kDenseLearning = 0.58;
+constexpr double kDenseForward = 0.65;
+
 // Shares of a device's peak, as measured: docs/training/planning.md says on what.
 struct Efficiency {
   double learning = 0;    // forward and backward, of floating-point operations
@@ -37,7 +41,7 @@ Efficiency efficiency_of(const models::TransformerConfig& model,
     // kBitwise gathers what ranks share instead of adding it up.
     const double two = bitwise ? 0.36 : 0.52, more = bitwise ? 0.29 : 0.35;
     const double generation = mesh.tp() == 1 ? 0.62 : mesh.tp() == 2 ? two : more;
-    return {.learning = 0.58, .forward = 0.65, .generation = generation};
+    return {.learning = kDenseLearning, .forward = kDenseForward, .generation = generation};
   }
   if (mesh.ep() > 1) {
     // kBitwise sends the result of each choice.
@@ -76,7 +80,8 @@ class StepClock {
     const double computed = learns ? (operations + again * forward) / (devices * shares.learning)
                                    : forward / (devices * shares.forward);
     const double rounds = learns ? 3 + again : 1;  // that exchange activations
-    return (computed + rounds * exchanged(model, mesh, role.engine.alignment, tokens)) *
+    return seen(role, setup_.sequences * role.epochs, mesh.dp(), learns) +
+           (computed + rounds * exchanged(model, mesh, role.engine.alignment, tokens)) *
                bubble(role, mesh, learns) +
            (learns ? accumulated(role, mesh) : 0) +
            (learns && setup_.rollout ? real(role.updates) * updated(role, mesh) : 0);
@@ -117,7 +122,9 @@ class StepClock {
                           .cached_keys = together * (setup_.prompt_tokens + answer / 2)});
     // Answers to one prompt share its keys.
     const auto prompts = sequences / std::max(rollout.settings.n, 1) * setup_.prompt_tokens;
-    return (decoding + roofline.seconds({.rows = prompts})) / shares.generation;
+    return (decoding + roofline.seconds({.rows = prompts})) / shares.generation +
+           seen(setup_.roles.front(), setup_.sequences / std::max(rollout.settings.n, 1), mesh.dp(),
+                false);
   }
 
   // Parameters that rest on the host come to the device and go back: the actor's around the
@@ -139,6 +146,17 @@ class StepClock {
   }
 
  private:
+  // A vision tower sees an image of each of so many sequences, which data parallel ranks share;
+  // others compute it whole, each for itself.
+  double seen(const RoleSetup& role, std::int64_t sequences, int dp, bool learns) const {
+    if (setup_.image_tokens == 0 || !role.model.computes_vision()) return 0;
+    const std::vector<std::int64_t> images{setup_.image_tokens};
+    const double forward = real(sequences) / dp * models::vision_flops(*role.model.vision, images) /
+                           setup_.device.flops;
+    const bool trained = learns && !role.engine.freeze_vision_tower;
+    return trained ? 3 * forward / kDenseLearning : forward / kDenseForward;
+  }
+
   // The share of the layers that is computed again.
   static double recomputed(const RoleSetup& role) {
     const auto recompute = role.engine.recompute();

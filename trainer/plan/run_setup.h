@@ -51,6 +51,7 @@ struct RunSetup {
   std::int64_t longest_sequence = 0;  // tokens; the plan takes all to be so long
   bool saves = false;
   bool async_save = false;
+  std::int64_t image_tokens = 0;  // of a sequence's image, which a tower computes
 };
 
 // The models of a run of reinforcement learning.

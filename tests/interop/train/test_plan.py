@@ -5,7 +5,7 @@ import tomllib
 import pytest
 from ranks import finish
 from sft_run import conversations, settings, start_ranks, write_model, write_rows
-from support import ferry, ferry_json
+from support import DATA, ferry, ferry_json
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +52,51 @@ def test_a_shape_is_planned_without_weights(described):
 
 MESH = "actor_rollout_ref.actor.megatron"
 TOO_LONG = ["actor_rollout_ref.actor.ppo_max_token_len_per_gpu=16384", f"{MESH}.recompute_granularity=none"]
+
+
+def operations_of_tower(folder, height, width):
+    """The operations of an image of so many patches, as torch counts them in transformers' tower."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+    from transformers import AutoConfig
+    from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
+    config = AutoConfig.from_pretrained(folder).vision_config
+    config._attn_implementation = "eager"
+    patches = torch.zeros(height * width, config.in_channels * config.temporal_patch_size * config.patch_size ** 2)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        Qwen3VLVisionModel(config)(patches, grid_thw=torch.tensor([[1, height, width]]))
+    return counter.get_total_flops()
+
+
+def test_the_seconds_of_a_vision_tower_are_those_of_its_operations(tmp_path):
+    hf = DATA / "hf_qwen3_vl_deep/hf"
+    run = tmp_path / "run.toml"
+    run.write_text(f"""[data]
+train_files = ["none.parquet"]
+train_batch_size = 64
+max_prompt_length = 32
+max_response_length = 32
+[actor_rollout_ref]
+model.path = "{hf}"
+rollout.n = 4
+actor.ppo_mini_batch_size = 16
+""")
+    shape = ["plan", run, "--ranks", "2", "--device", "h200"]
+    freezes = "actor_rollout_ref.actor.freeze_vision_tower=true"
+
+    def seconds(*more):
+        blind, seeing = (ferry_json(*shape, *options, *more)["seconds"] for options in ([], ["--image-tokens", "8"]))
+        return {phase: seeing[phase] - blind[phase] for phase in blind}
+    forward = operations_of_tower(hf, 4, 8) / 989e12  # of one image, at the device's full rate
+    frozen, trained = seconds(freezes), seconds()
+    assert frozen["gen"] == pytest.approx(64 / 2 * forward / 0.65)
+    for phase in ("old_log_prob", "update_actor"):
+        assert frozen[phase] == pytest.approx(256 / 2 * forward / 0.65)
+    assert trained["old_log_prob"] == pytest.approx(frozen["old_log_prob"])
+    assert trained["update_actor"] == pytest.approx(256 / 2 * 3 * forward / 0.55)
+    for tokens, more, words in ((33, [], "a prompt has 32 tokens at most"), (8, [f"actor_rollout_ref.model.path={DATA / 'hf_llama/hf'}"], "has no effect")):
+        done = ferry(*shape, "--image-tokens", str(tokens), *more)
+        assert done.returncode == 2 and words in done.stderr
 
 
 def test_a_run_that_does_not_fit_says_what_would(described):

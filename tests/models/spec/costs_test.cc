@@ -93,5 +93,22 @@ TEST(Flops, CountLatentProjections) {
             6 * (rest + 10 * 2 * 7) + attention);
 }
 
+// The tower of tests/data/hf_qwen3_vl_deep, as torch's FlopCounterMode counts transformers 5.17's.
+TEST(VisionFlops, AreThoseThatTorchCounts) {
+  const VisionConfig vision{.depth = 3,
+                            .hidden_size = 24,
+                            .intermediate_size = 28,
+                            .num_heads = 3,
+                            .in_channels = 3,
+                            .patch_size = 4,
+                            .temporal_patch_size = 2,
+                            .spatial_merge_size = 2,
+                            .out_hidden_size = 40,
+                            .num_position_embeddings = 16,
+                            .deepstack_visual_indexes = {0, 2}};
+  EXPECT_EQ(vision_flops(vision, std::array<std::int64_t, 1>{8}), 1769472);
+  EXPECT_EQ(vision_flops(vision, std::array<std::int64_t, 2>{4, 3}), 1405440);
+}
+
 }  // namespace costs_test
 }  // namespace ferry::models
