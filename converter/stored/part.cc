@@ -151,6 +151,7 @@ void keep_tensors(ModelMap& map, const std::vector<std::optional<std::uint32_t>>
   map.tensors = std::move(kept);
   map.index.clear();
   for (std::uint32_t i = 0; i < map.tensors.size(); ++i) map.index.emplace(map.tensors[i].name, i);
+  std::erase_if(map.chosen, [&](const auto& one) { return !map.index.contains(one.first); });
   std::erase_if(map.copies, [&](const auto& copy) { return !at[copy.second]; });
   for (auto& [name, model] : map.copies) model = *at[model];
   for (auto& tensor : map.megatron) {
@@ -158,6 +159,12 @@ void keep_tensors(ModelMap& map, const std::vector<std::optional<std::uint32_t>>
     for (auto& one : tensor.parts) one.model = *at[one.model];
   }
   std::erase_if(map.megatron, [](const MegatronTensor& tensor) { return tensor.parts.empty(); });
+  // A reader of such a checkpoint sees by its tensors whether there are prediction layers.
+  const auto predicts = [](std::string_view key) {
+    return key.starts_with(models::kPredictionLayers);
+  };
+  if (std::ranges::none_of(map.megatron, predicts, &MegatronTensor::key))
+    std::erase_if(map.extra_states, [&](const auto& state) { return predicts(state.object.key); });
 }
 
 ModelMap make_part_map(const models::TransformerConfig& config,

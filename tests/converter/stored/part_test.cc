@@ -11,6 +11,7 @@
 #include "converter/verify.h"
 #include "distckpt/storage/file_io.h"
 #include "tests/support/expect.h"
+#include "tests/support/files.h"
 #include "tests/support/models/tiny_model.h"
 #include "tests/support/temp_dir.h"
 
@@ -101,6 +102,16 @@ TEST_F(PartOfAModel, IsRefusedForMegatronIfATensorWouldHaveHoles) {
     }));
     EXPECT_FALSE(fs::exists(dir_ / "megatron" / "release"));
   }
+}
+
+TEST(PartThatPredictsNothing, TravelsThroughMegatron) {
+  const TempDir dir;
+  const auto whole = support::test_data("hf_glm4_moe") / "hf";
+  const Selection body{.exclude = {"model.layers.3.*"}};
+  convert({.from = whole, .to = dir / "megatron", .selection = body});
+  convert({.from = dir / "megatron", .to = dir / "back"});
+  convert({.from = whole, .to = dir / "part", .format = Format::kHuggingFace, .selection = body});
+  EXPECT_EQ(support::read_tree(dir / "back"), support::read_tree(dir / "part"));
 }
 
 TEST_F(PartOfAModel, RefusesGlobsThatMatchNothing) {
