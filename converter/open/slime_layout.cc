@@ -86,21 +86,12 @@ ModelMap in_slime_layout(const ModelMap& map) {
 void use_gated_names(const TensorOutline& outline, ModelMap& map) {
   std::set<std::string, std::less<>> stored;
   for (const auto& tensor : outline) stored.emplace(models::strip_wrappers(tensor.first));
-  const auto head = map.config.kv_channels;
   for (auto& tensor : map.megatron) {
     const auto name = gated_name(tensor.key);
     if (!name || !stored.contains(*name)) continue;
     tensor.key = *name;
     tensor.stacked_key.clear();
     tensor.also.clear();
-    if (tensor.merge != Merge::kQkvGroups) continue;
-    const auto queries = tensor.parts.front().model;  // of each head its query, then its gate
-    for (auto& part : tensor.parts) {
-      if (part.model != queries) continue;
-      auto& row = part.model_box.offset[0];
-      const auto gates = row / head % 2;
-      row = gates * map.config.num_attention_heads * head + row / (2 * head) * head;
-    }
   }
   for (auto& state : map.extra_states) {
     const auto name = gated_name(state.object.key);

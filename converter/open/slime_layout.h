@@ -14,10 +14,9 @@ bool is_slime_layout(const TensorOutline& outline);
 // Error(kUsage) for a family without delta nets.
 ModelMap in_slime_layout(const ModelMap& map);
 
-// Gives gated attention the name and the order of rows that slime's first checkpoints of Qwen3-Next
-// have, `linear_qgkv`, where `outline` has that name. A group's queries are rows of the first half
-// of q_proj there, its gates rows of the second, whatever heads these are of: slime cuts q_proj in
-// two (slime_plugins/mbridge/qwen3_next.py) and joins the halves again.
+// Gives gated attention the name that slime's checkpoints of Qwen3-Next had until 2025-12-23,
+// `linear_qgkv`, where `outline` has that name. Its rows are those of linear_qkv
+// (slime_plugins/mbridge/qwen3_next.py at 08118ec).
 void use_gated_names(const TensorOutline& outline, ModelMap& map);
 
 }  // namespace ferry::converter

@@ -87,14 +87,14 @@ def test_a_checkpoint_whose_arguments_know_nothing_of_delta_nets(model, work):
 
 
 def as_slime_packs(query, key, value, groups):
-    """linear_qgkv of slime_plugins/mbridge/qwen3_next.py at 3999028: q_proj is cut in two as it lies."""
-    query, gate = query.chunk(2)
-    of_groups = [tensor.view(groups, -1, tensor.shape[-1]) for tensor in (query, gate, key, value)]
-    return torch.cat(of_groups, dim=1).reshape(-1, key.shape[-1])
+    """linear_qgkv of slime_plugins/mbridge/qwen3_next.py at 08118ec: a group's queries, its gates, its key, its value."""
+    head, hidden = key.shape[0] // groups, key.shape[-1]
+    query = query.view(groups, -1, 2, head, hidden).transpose(1, 2).flatten(1, 3)
+    return torch.cat([query, key.view(groups, head, hidden), value.view(groups, head, hidden)], dim=1).reshape(-1, hidden)
 
 
 def with_older_names(folder, hf):
-    """The checkpoint as slime wrote it first: gated attention under linear_qgkv."""
+    """The checkpoint as slime wrote it until 2025-12-23: gated attention under linear_qgkv."""
     checkpoint, config = raw.Checkpoint(str(folder)), json.loads((hf / "config.json").read_text())
     weights, tensors = load_hf_sd(str(hf)), {}
     for key in checkpoint.tensors:
