@@ -211,6 +211,7 @@ void add_vision(const BridgeModel& bridge, const ordered_json& hf, ordered_json&
   // transformers up to 4.4x has the text's words at the top.
   const auto& text = hf.contains("text_config") ? hf["text_config"] : hf;
   const auto vision = hf.value("vision_config", ordered_json::object());
+  require(vision.is_object(), ErrorKind::kCorrupt, "config.json: vision_config is no object");
   require_plain(vision, "vision_config");
   model["vision_config"] = transformers_config(bridge.vision_config, vision);
   if (bridge.mrope) model["position_embedding_type"] = "mrope";

@@ -73,7 +73,12 @@ constexpr HfNames with_delta_net(std::span<const HfName> delta_net) {
 constexpr HfNames kNextNames = with_delta_net(kNextDeltaNet);
 constexpr HfNames kQwen35Names = with_delta_net(kQwen35DeltaNet);
 // mbridge has transformers' own module.
-constexpr TowerRule kQwen35Mbridge[] = {{"model.visual.**", "vision_model.**"}};
+constexpr TowerRule kQwen35Mbridge[] = {
+    {"model.visual.patch_embed.**", "vision_model.patch_embed.**"},
+    {"model.visual.pos_embed.**", "vision_model.pos_embed.**"},
+    {"model.visual.blocks.**", "vision_model.blocks.**"},
+    {"model.visual.merger.**", "vision_model.merger.**"},
+};
 constexpr HfNames kQwen35SeeingNames = [] {
   auto names = with_delta_net(kQwen35DeltaNet);
   names.layer = kSeeingLayer;
