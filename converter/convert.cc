@@ -14,6 +14,7 @@
 #include "converter/write/store_target.h"
 #include "converter/write/target_folder.h"
 #include "distckpt/base/error.h"
+#include "distckpt/base/interruption.h"
 #include "distckpt/base/stopwatch.h"
 #include "distckpt/execute/upload_sink.h"
 #include "distckpt/storage/remote_store.h"
@@ -121,6 +122,7 @@ class Conversion {
     const auto proved = prove(planned, copied, streams_ ? opened_.target : work.output());
     require_same_source(opened_, options_);
     store.publish();
+    const distckpt::InterruptedBy nothing({});  // what is published has its tracker
     if (opened_.format == Format::kTorchDist)
       put_beside(opened_.target, distckpt::kTracker, distckpt::iteration_text(opened_.iteration));
     return report(planned, std::move(copied), proved);
@@ -149,7 +151,7 @@ class Conversion {
   }
 
   void say_what_is_sent(Error& error) const {
-    if (!is_stopped(error)) return;
+    if (!is_stopped(error) || !error.hint().empty()) return;  // first what there is to mend
     error.set_hint(options_.resume
                        ? "what was sent stays in the store: the same command sends the rest"
                        : "what was sent was removed; with --resume an interrupted run leaves it, "
@@ -343,8 +345,8 @@ class Conversion {
     try {
       opened_.source.files->require_unchanged();
       return true;
-    } catch (const Error&) {
-      return false;
+    } catch (const Error& error) {
+      return error.kind() == ErrorKind::kCancelled;  // not asked: the next run compares them
     }
   }
 

@@ -1,10 +1,8 @@
 #include "converter/bridge/whole_checksums.h"
 
 #include <algorithm>
-#include <atomic>
-#include <exception>
+#include <iterator>
 #include <map>
-#include <mutex>
 #include <numeric>
 #include <optional>
 #include <thread>
@@ -12,6 +10,8 @@
 #include <utility>
 
 #include "distckpt/base/error.h"
+#include "distckpt/base/interruption.h"
+#include "distckpt/base/side_by_side.h"
 #include "distckpt/elements/crc32.h"
 
 namespace ferry::converter {
@@ -79,7 +79,7 @@ class Ranges {
 };
 
 // Bytes of a range that a rank reads for one copy of one tensor.
-using Readers = std::map<std::pair<int, std::size_t>, std::int64_t>;
+using Readers = std::map<std::tuple<int, std::size_t, std::size_t>, std::int64_t>;
 
 std::uint32_t checksum_of(distckpt::BoxSource& source, const distckpt::ChecksumRange& range) {
   std::uint32_t crc = 0;
@@ -88,6 +88,7 @@ std::uint32_t checksum_of(distckpt::BoxSource& source, const distckpt::ChecksumR
   for (std::int64_t at = 0; at < range.size; at += kBlock) {
     const auto size = std::min(kBlock, range.size - at);
     const auto bytes = std::span(block).first(static_cast<std::size_t>(size));
+    require(!distckpt::is_interrupted(), ErrorKind::kCancelled, "interrupted");
     parts.clear();
     source.read({.at = {.storage = range.storage, .offset = range.offset + at, .strides = {1}},
                  .size = {size}},
@@ -106,14 +107,15 @@ std::vector<std::uint32_t> checksums_to_read(const distckpt::CopyPlan& plan,
   const MainRanks ranks(mesh);
   const Ranges ranges(checksums);
   std::vector<Readers> readers(checksums.size());
-  for (const auto& planned : plan.tensors) {
+  for (std::size_t tensor = 0; tensor < plan.tensors.size(); ++tensor) {
+    const auto& planned = plan.tensors[tensor];
     for (std::size_t copy = 0; copy < planned.targets.size(); ++copy) {
       auto one = planned;
       one.targets = {planned.targets[copy]};
       for (const auto& op : distckpt::copy_ops(one)) {
         const auto range = ranges.find(op.source.storage, op.source.offset);
         if (range)
-          readers[*range][{ranks.of(op.target.storage), copy}] +=
+          readers[*range][{ranks.of(op.target.storage), tensor, copy}] +=
               op.box.volume() * distckpt::size_of(op.source_dtype);
       }
     }
@@ -124,7 +126,8 @@ std::vector<std::uint32_t> checksums_to_read(const distckpt::CopyPlan& plan,
     bool is_read_whole = false;
     for (const auto& [reader, bytes] : readers[i]) {
       is_read_whole = is_read_whole || bytes >= checksums[i].range.size;
-      if (some.empty() || some.back() != reader.first) some.push_back(reader.first);
+      const int rank = std::get<0>(reader);
+      if (some.empty() || some.back() != rank) some.push_back(rank);
     }
     if (!is_read_whole && !some.empty() && some[i % some.size()] == mesh.rank) mine.push_back(i);
   }
@@ -135,35 +138,17 @@ void read_checksums(distckpt::BoxSource& source,
                     const std::vector<ExpectedChecksum>& checksums,
                     const std::vector<std::uint32_t>& which,
                     int threads) {
-  std::atomic<std::size_t> next{0};
-  std::mutex mutex;
-  std::exception_ptr failed;
-  const auto read_some = [&] {
-    try {
-      for (auto i = next++; i < which.size(); i = next++) {
-        const auto& expected = checksums[which[i]];
-        const auto& range = expected.range;
-        const auto crc = checksum_of(source, range);
-        require(crc == expected.crc, ErrorKind::kCorrupt,
-                "{}: bytes {} to {} ({}) have CRC-32 {:08x}, the file says {:08x}",
-                source.name_of(range.storage), range.offset, range.offset + range.size,
-                expected.name, crc, expected.crc);
-      }
-    } catch (...) {
-      next = which.size();
-      const std::lock_guard lock(mutex);
-      if (!failed) failed = std::current_exception();
-    }
-  };
-  {
-    const auto cores = threads > 0 ? static_cast<std::size_t>(threads)
-                                   : std::max(1U, std::thread::hardware_concurrency());
-    std::vector<std::jthread> others;
-    for (std::size_t i = 1; i < std::min<std::size_t>(cores, which.size()); ++i)
-      others.emplace_back(read_some);
-    read_some();
-  }
-  if (failed) std::rethrow_exception(failed);
+  const auto cores =
+      threads > 0 ? threads : static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+  distckpt::side_by_side(std::ssize(which), cores, [&](std::int64_t i) {
+    const auto& expected = checksums[which[static_cast<std::size_t>(i)]];
+    const auto& range = expected.range;
+    const auto crc = checksum_of(source, range);
+    require(crc == expected.crc, ErrorKind::kCorrupt,
+            "{}: bytes {} to {} ({}) have CRC-32 {:08x}, the file says {:08x}",
+            source.name_of(range.storage), range.offset, range.offset + range.size, expected.name,
+            crc, expected.crc);
+  });
 }
 
 }  // namespace ferry::converter

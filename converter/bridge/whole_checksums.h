@@ -22,7 +22,7 @@ std::vector<std::uint32_t> checksums_to_read(
     const std::vector<distckpt::ExpectedChecksum>& checksums);
 
 // Reads these ranges, a few MiB at a time on each of `threads` (0: one per core) threads. Throws
-// Error(kCorrupt) naming the first whose bytes do not have the checksum that the file states.
+// Error(kCorrupt) naming one whose bytes do not have the checksum that the file states.
 void read_checksums(distckpt::BoxSource& source,
                     const std::vector<distckpt::ExpectedChecksum>& checksums,
                     const std::vector<std::uint32_t>& which,

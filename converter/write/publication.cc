@@ -2,6 +2,7 @@
 
 #include "converter/write/target_folder.h"
 #include "distckpt/base/error.h"
+#include "distckpt/base/interruption.h"
 #include "distckpt/storage/remote_store.h"
 
 namespace ferry::converter {
@@ -34,6 +35,7 @@ void Publication::publish(const distckpt::PublishedModes& modes) {
 void Publication::replace_beside(std::string_view name,
                                  std::string_view text,
                                  unsigned mode) const {
+  const distckpt::InterruptedBy nothing({});  // the rest is published
   if (store_) return put_beside(target_, name, text);
   work_.replace_beside(name, text, mode);
 }

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "distckpt/base/error.h"
-#include "distckpt/base/interruption.h"
 #include "distckpt/elements/digest.h"
 #include "distckpt/storage/filenames.h"
 #include "distckpt/storage/remote_tree.h"
@@ -64,14 +63,9 @@ StoreTarget::~StoreTarget() {
   tree.forget();
   tree.drop_local(folder_.address());
   if (published_ || !put_) return;
-  const distckpt::InterruptedBy nothing({});
-  for (const auto& name : files_) {
-    try {
-      distckpt::s3_delete(place(name));
-    } catch (const Error&) {
-      // The error that led here is the one to tell. Without its seal it is no checkpoint.
-    }
-  }
+  // Without its seal it is no checkpoint, whatever is left.
+  for (const auto& name : files_)
+    if (!distckpt::s3_tidy(place(name))) break;
 }
 
 distckpt::S3Place StoreTarget::place(const fs::path& name) const {

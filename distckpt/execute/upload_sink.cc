@@ -90,7 +90,8 @@ UploadSink::UploadSink(FileSink& sink,
 UploadSink::~UploadSink() {
   sink_.observe({});
   if (completed_ || resume_) return;
-  for (auto& file : files_) file.upload->abort();
+  for (auto& file : files_)
+    if (!file.upload->abort()) break;
 }
 
 void UploadSink::write(const Region& region,

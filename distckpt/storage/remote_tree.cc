@@ -1,7 +1,10 @@
 #include "distckpt/storage/remote_tree.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <set>
 #include <string_view>
 #include <utility>
@@ -63,8 +66,15 @@ bool is_remote(const fs::path& path) {
 }
 
 // One for the process: a path is known by its text alone, and a connection serves many of them.
+// A child that is forked has none of the threads that may hold its lock, and begins anew: objects
+// of before refer to what stays behind.
 RemoteTree& RemoteTree::instance() {
-  static auto* const tree = new RemoteTree;
+  static std::atomic<RemoteTree*> tree{nullptr};
+  static const int watched = [] {
+    tree = new RemoteTree;
+    return pthread_atfork(nullptr, nullptr, [] { tree = new RemoteTree; });
+  }();
+  static_cast<void>(watched);
   return *tree;
 }
 

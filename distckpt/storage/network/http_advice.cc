@@ -25,10 +25,10 @@ std::optional<double> date_of(const std::string& text) {
 
 // t of: "api";r=0;t=55
 std::optional<double> seconds_until_reset(std::string_view limit) {
-  const auto at = limit.find("t=");
+  const auto at = limit.find(";t=");
   int seconds = 0;
   if (at == std::string_view::npos ||
-      std::from_chars(limit.data() + at + 2, limit.data() + limit.size(), seconds).ec !=
+      std::from_chars(limit.data() + at + 3, limit.data() + limit.size(), seconds).ec !=
           std::errc() ||
       seconds < 0)
     return std::nullopt;

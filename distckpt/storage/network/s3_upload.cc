@@ -2,6 +2,7 @@
 
 #include <array>
 #include <charconv>
+#include <chrono>
 #include <utility>
 
 #include "distckpt/base/error.h"
@@ -66,13 +67,25 @@ UnfinishedUploads s3_unfinished(const S3Place& below) {
   return found;
 }
 
-void s3_abort(const S3Place& place, const std::string& upload) noexcept {
+bool s3_tidy(const S3Place& place, const S3Query& query) noexcept {
   try {
+    const bool hurries = is_interrupted();
     const InterruptedBy nothing({});
-    http_send(s3_request("DELETE", place, {{"uploadId", upload}}));
+    auto request = s3_request("DELETE", place, query);
+    if (!hurries) {
+      http_send(request);
+      return true;
+    }
+    request.timeout = std::chrono::seconds(3);
+    return http_try(request).failure.empty();
   } catch (...) {
     // The error that led here is the one to tell. The store's own rules clear what is left.
+    return false;
   }
+}
+
+bool s3_abort(const S3Place& place, const std::string& upload) noexcept {
+  return s3_tidy(place, {{"uploadId", upload}});
 }
 
 void s3_put(const S3Place& place, std::span<const std::byte> bytes) {
@@ -163,8 +176,8 @@ bool S3Upload::is_complete(std::int64_t size) const {
          response.header("etag").ends_with(parts);
 }
 
-void S3Upload::abort() noexcept {
-  s3_abort(place_, id_);
+bool S3Upload::abort() noexcept {
+  return s3_abort(place_, id_);
 }
 
 }  // namespace ferry::distckpt

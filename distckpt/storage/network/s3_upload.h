@@ -19,7 +19,10 @@ namespace ferry::distckpt {
 // say.
 using UnfinishedUploads = std::map<std::string, std::vector<std::string>>;
 UnfinishedUploads s3_unfinished(const S3Place& below);
-void s3_abort(const S3Place& place, const std::string& upload) noexcept;
+// Removes the object, or the upload, for work that has failed. Who has interrupted it does not wait
+// for a store that is silent: it is asked once then, for three seconds. False if it did not answer.
+bool s3_tidy(const S3Place& place, const S3Query& query = {}) noexcept;
+bool s3_abort(const S3Place& place, const std::string& upload) noexcept;
 
 // Throw Error(kIo).
 void s3_put(const S3Place& place, std::span<const std::byte> bytes);
@@ -35,7 +38,7 @@ class S3Upload {
 
   // The object appears, of the parts that were put. Throws Error(kIo).
   void complete(std::int64_t size);
-  void abort() noexcept;
+  bool abort() noexcept;  // as s3_abort()
 
   std::int64_t kept_bytes() const { return kept_bytes_; }  // that were there already
 
