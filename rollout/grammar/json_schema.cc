@@ -28,8 +28,11 @@ class SchemaReader {
   SchemaReader(const ordered_json& root, Rules& rules)
       : root_(root), document_(root), json_(rules) {}
 
+  // `at` is a JSON pointer, and a reference a URI, in which a percent sign begins a byte.
   ExpressionPtr read(const std::string& at) {
-    auto first = refer("#" + at, "");
+    std::string uri = "#";
+    for (const char c : at) uri += c == '%' ? std::string("%25") : std::string(1, c);
+    auto first = refer(uri, "");
     while (!pending_.empty()) {
       const auto [rule, pointer] = pending_.front();
       pending_.pop_front();

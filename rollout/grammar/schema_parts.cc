@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <set>
 #include <utility>
 
 #include "distckpt/base/error.h"
@@ -56,9 +57,11 @@ bool has(const ordered_json& list, const ordered_json& value) {
 }
 
 ordered_json common(const ordered_json& one, const ordered_json& other) {
+  const auto mine = list_of(one), others = list_of(other);
+  const std::set<ordered_json> known(others.begin(), others.end());
   auto both = ordered_json::array();
-  for (const auto& value : list_of(one))
-    if (has(list_of(other), value)) both.push_back(value);
+  for (const auto& value : mine)
+    if (known.contains(value)) both.push_back(value);
   return both;
 }
 
@@ -143,10 +146,16 @@ std::string percent_decoded(std::string_view text) {
   return decoded;
 }
 
+// A long text counts as several.
 std::size_t num_values(const ordered_json& schema) {
+  constexpr std::size_t kBytesOfAValue = 16;
   std::size_t count = 1;
-  if (schema.is_structured())
+  if (schema.is_string()) count += schema.get_ref<const std::string&>().size() / kBytesOfAValue;
+  if (schema.is_array())
     for (const auto& part : schema) count += num_values(part);
+  if (schema.is_object())
+    for (const auto& [key, part] : schema.items())
+      count += key.size() / kBytesOfAValue + num_values(part);
   return count;
 }
 
@@ -171,7 +180,7 @@ void Document::charge(const ordered_json& schema, const std::string& at) {
 void Document::charge(std::size_t num_values, const std::string& at) {
   num_values_ += num_values;
   if (num_values_ > kMostValues)
-    refuse_schema("a part", at, "makes the schema too large, as it refers to so many others");
+    refuse_schema("a part", at, "makes the schema too large: too much of it is copied or compared");
 }
 
 void refuse_schema(std::string_view keyword, const std::string& at, std::string_view why) {
@@ -207,8 +216,14 @@ ordered_json merge(Document& document,
                    const std::string& at,
                    int depth) {
   if (one == false || other == false) return false;
-  if (one == true || (one.is_object() && one.empty())) return other;
-  if (other == true || (other.is_object() && other.empty())) return one;
+  if (one == true || (one.is_object() && one.empty())) {
+    document.charge(other, at);
+    return other;
+  }
+  if (other == true || (other.is_object() && other.empty())) {
+    document.charge(one, at);
+    return one;
+  }
   if (!one.is_object() || !other.is_object())
     refuse_schema("allOf", at, "has a part that is no schema");
   document.charge(kValuesOfAMerge, at);
@@ -237,10 +252,12 @@ ordered_json merge(Document& document,
 }
 
 bool are_disjoint(Document& document, const ordered_json& one, const ordered_json& other) {
-  document.charge(kValuesOfAPair, "");
   ordered_json copy, other_copy;
   const auto& a = resolved(document, one, copy);
   const auto& b = resolved(document, other, other_copy);
+  document.charge(kValuesOfAPair, "");
+  document.charge(a, "");
+  document.charge(b, "");
   if (a == false || b == false) return true;
   if (!a.is_object() || !b.is_object()) return false;
   const auto values = values_of(a), others = values_of(b);

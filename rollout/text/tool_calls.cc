@@ -13,10 +13,11 @@ namespace {
 
 constexpr std::size_t kLongestString = 65536;  // bytes behind an end that may be within it
 
-// True if JSON lies between the markers.
-bool is_json(ToolFormat format) {
-  return format == ToolFormat::kHermes || format == ToolFormat::kKimiK2 ||
-         format == ToolFormat::kDeepSeekV3 || format == ToolFormat::kDeepSeekV31;
+// True if JSON lies between the markers: a body of Hermes may also be tags, or keys and values.
+bool is_json(ToolFormat format, std::string_view body) {
+  if (format == ToolFormat::kHermes) return trimmed(body).starts_with('{');
+  return format == ToolFormat::kKimiK2 || format == ToolFormat::kDeepSeekV3 ||
+         format == ToolFormat::kDeepSeekV31;
 }
 
 // Goes on with a text whose beginnings it has seen.
@@ -45,7 +46,7 @@ std::size_t end_of_call(const std::string& text,
                         const ToolCallBody& body,
                         bool is_last) {
   const auto first = text.find(end);
-  if (first == std::string::npos || !is_json(format)) return first;
+  if (first == std::string::npos || !is_json(format, text)) return first;
   StringsOfJson strings;
   for (auto at = first; at != std::string::npos; at = text.find(end, at + end.size())) {
     if (at - first >= kLongestString) return first;

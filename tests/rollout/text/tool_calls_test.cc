@@ -69,6 +69,13 @@ TEST(ToolCalls, QwenCoderWritesTags) {
          "", {{"f", R"({"s":"12\nlines","n":12})"}});
 }
 
+TEST(ToolCalls, AQuoteInTagsIsOneCharacterOfAValue) {
+  expect(ToolFormat::kHermes,
+         "<tool_call><function=f><parameter=s>5\"</parameter></function></tool_call>"
+         "<tool_call><function=g><parameter=s>6\"</parameter></function></tool_call>",
+         "", {{"f", R"({"s":"5\""})"}, {"g", R"({"s":"6\""})"}});
+}
+
 TEST(ToolCalls, GlmWritesKeysAndValues) {
   expect(ToolFormat::kHermes,
          "\n<tool_call>f\n<arg_key>s</arg_key>\n<arg_value>12</arg_value>\n<arg_key>n</"
