@@ -1,6 +1,7 @@
 // rollout::LLMEngine as the server's engine: the only part of the server that needs LibTorch.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "distckpt/base/error.h"
+#include "distckpt/base/interruption.h"
 #include "rollout/llm_engine.h"
 #include "rollout/vision/visual_prompt.h"
 #include "serve/bridge/decoded_images.h"
@@ -32,6 +34,7 @@ class RolloutEngine : public EngineSteps {
         engine_(model, std::move(options)),
         open_weights_(std::move(open_weights)),
         images_(std::move(images)) {}
+  ~RolloutEngine() override { ends_ = true; }  // for the thread that opens weights
 
   void add_request(const std::string& request_id,
                    const std::vector<std::int64_t>& prompt_token_ids,
@@ -49,7 +52,10 @@ class RolloutEngine : public EngineSteps {
   rollout::EngineStats stats() const override { return engine_.stats(); }
   void reset_prefix_cache() override { engine_.reset_prefix_cache(); }
   void begin_open_weights(const WeightSource& source) override {
-    opening_ = std::async(std::launch::async, open_weights_, source);
+    opening_ = std::async(std::launch::async, [this, source] {
+      const distckpt::InterruptedBy end([this] { return ends_.load(); });
+      return open_weights_(source);
+    });
   }
   bool is_opening() const override {
     return opening_.valid() &&
@@ -73,6 +79,7 @@ class RolloutEngine : public EngineSteps {
   models::GPTModel& model_;
   rollout::LLMEngine engine_;
   OpenWeights open_weights_;
+  std::atomic<bool> ends_ = false;
   std::future<std::function<void()>> opening_{};  // waits for its thread where it is destroyed
   std::shared_ptr<DecodedImages> images_;
 };
