@@ -140,9 +140,15 @@ ChildProcess::ChildProcess(const std::vector<std::string>& words) {
   if (error == 0 && has_guard) {
     guard_ = std::move(socket);
     its_socket = {};
-    const auto count = recv(guard_.get(), &error, sizeof(error), MSG_WAITALL);
+    ssize_t count = 0;
+    do {
+      count = recv(guard_.get(), &error, sizeof(error), MSG_WAITALL);
+    } while (count < 0 && errno == EINTR);
     if (count != sizeof(error)) error = ECHILD;
-    if (error != 0) wait_for_end(kToEnd);
+    if (error != 0) {
+      guard_ = {};
+      wait_for_end(kToBeKilled);  // nobody else reaps it
+    }
   }
   require(error == 0, ErrorKind::kIo, "{}: cannot be started: {}", words.front(),
           std::strerror(error));

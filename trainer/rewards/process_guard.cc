@@ -9,6 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <charconv>
@@ -145,7 +146,8 @@ class Guard {
     if (is_killing_)
       limit = kToBeReaped;  // what was a grandchild is a child by then
     else if (until_)
-      limit = std::chrono::ceil<std::chrono::milliseconds>(*until_ - steady_clock::now());
+      limit = std::max(std::chrono::ceil<std::chrono::milliseconds>(*until_ - steady_clock::now()),
+                       std::chrono::milliseconds(0));  // a negative one is without end
     std::array<pollfd, 2> fds{
         {{ended_.get(), POLLIN, 0}, {until_ ? -1 : socket_.get(), POLLIN, 0}}};
     if (poll(fds.data(), fds.size(), static_cast<int>(limit.count())) <= 0) return;
@@ -178,7 +180,8 @@ std::vector<std::string> guarded(const std::vector<std::string>& words, int fd) 
   std::error_code error;
   const auto self = fs::read_symlink(kThis, error);
   auto guard = self.parent_path() / "ferry";  // it starts in a hundredth of the time
-  if (access(guard.c_str(), X_OK) != 0) guard = kThis;
+  std::error_code absent;
+  if (!fs::is_regular_file(guard, absent) || access(guard.c_str(), X_OK) != 0) guard = kThis;
   if (error || (guard == kThis && !self.filename().string().starts_with("ferry-torch"))) return {};
   std::vector<std::string> all{guard.string(), "guard", std::to_string(fd)};
   all.insert(all.end(), words.begin(), words.end());
