@@ -22,7 +22,7 @@ double real(std::int64_t size) {
   return static_cast<double>(size);
 }
 
-// Dense models have them, and vision towers are taken to.
+// The shares of dense models, which vision towers are taken to have.
 constexpr double kDenseLearning = 0.58;
 constexpr double kDenseForward = 0.65;
 
@@ -70,17 +70,18 @@ class StepClock {
 
   double passes(const RoleSetup& role, bool learns) const {
     const auto mesh = role.mesh();
-    const auto tokens = real(setup_.sequences * role.epochs * setup_.longest_sequence);
+    const auto sequences = setup_.sequences * (learns ? role.epochs : 1);
+    const auto tokens = real(sequences * setup_.longest_sequence);
     const auto& model = role.model;
     const auto shares = efficiency_of(model, mesh, role.engine.alignment);
-    const auto operations = operations_of(role);
+    const auto operations = operations_of(role, sequences);
     const auto devices = real(mesh.world_size()) * setup_.device.flops;
     const double again = recomputed(role);
     const double forward = operations / 3;
     const double computed = learns ? (operations + again * forward) / (devices * shares.learning)
                                    : forward / (devices * shares.forward);
     const double rounds = learns ? 3 + again : 1;  // that exchange activations
-    return seen(role, setup_.sequences * role.epochs, mesh.dp(), learns) +
+    return seen(role, sequences, mesh.dp(), learns) +
            (computed + rounds * exchanged(model, mesh, role.engine.alignment, tokens)) *
                bubble(role, mesh, learns) +
            (learns ? accumulated(role, mesh) : 0) +
@@ -92,7 +93,7 @@ class StepClock {
     const auto memory = first_model(role).memory(true);
     const double messages = real(memory.gradients + memory.parameters) *
                             sent(mesh.dp() * mesh.cp()) / rate_among(mesh.world_size());
-    const double share = streamed_share(std::min(setup_.world_size, kDevicesOfHost));
+    const double share = streamed_share(std::min(mesh.world_size(), kDevicesOfHost));
     // State on the host goes up while it comes down, and is updated meanwhile.
     const double state = memory.on_host > 0
                              ? real(memory.on_host) / (share * setup_.device.host_rate)
@@ -175,9 +176,9 @@ class StepClock {
     return {role.model, role.engine, role.mesh(), {}, role.memory.dtypes, setup_.device.on_host};
   }
 
-  double operations_of(const RoleSetup& role) const {
-    const std::vector<std::int64_t> lengths(
-        static_cast<std::size_t>(setup_.sequences * role.epochs), setup_.longest_sequence);
+  double operations_of(const RoleSetup& role, std::int64_t sequences) const {
+    const std::vector<std::int64_t> lengths(static_cast<std::size_t>(sequences),
+                                            setup_.longest_sequence);
     return models::training_flops(role.model, lengths);
   }
 
@@ -217,13 +218,15 @@ class StepClock {
     return 1 + (mesh.pp() - 1) / (micro_batches(role, mesh, learns) * real(chunks));
   }
 
-  // The number of a rank for an update.
+  // The number of a rank for an update, or for a forward pass of all sequences.
   double micro_batches(const RoleSetup& role, const models::MeshShape& mesh, bool learns) const {
     const auto micro_batch = MemoryAdvice(role.memory, role.engine, first_model(role), role.trains)
                                  .largest_batch(!learns)
                                  .largest.tokens;
-    const auto tokens = real(setup_.sequences * role.epochs * setup_.longest_sequence) /
-                        (mesh.dp() * mesh.cp() * real(std::max<std::int64_t>(role.updates, 1)));
+    const double share =
+        learns ? real(role.epochs) / real(std::max<std::int64_t>(role.updates, 1)) : 1;
+    const auto tokens =
+        share * real(setup_.sequences * setup_.longest_sequence) / (mesh.dp() * mesh.cp());
     return std::max(1.0, std::ceil(tokens / real(micro_batch)));
   }
 
