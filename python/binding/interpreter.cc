@@ -1,5 +1,6 @@
 #include "python/binding/interpreter.h"
 
+#include <dlfcn.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -23,6 +24,32 @@ struct Ending {
 };
 Ending ending;
 
+// Code of Python beneath frames of C++, which the end waits for.
+struct Beneath {
+  Beneath() { ++ending.asking; }
+  ~Beneath() { --ending.asking; }
+};
+
+// False in versions that do not say so.
+bool is_finalizing() {
+  static const auto asked = [] {
+    void* found = dlsym(RTLD_DEFAULT, "Py_IsFinalizing");
+    if (found == nullptr) found = dlsym(RTLD_DEFAULT, "_Py_IsFinalizing");
+    return reinterpret_cast<int (*)()>(found);
+  }();
+  return asked != nullptr && asked() != 0;
+}
+
+// Stays here once the interpreter is being torn down. Until then functions that atexit calls later
+// may wait for this thread, which goes on if nothing has happened in a tenth of a second.
+void let_it_end() {
+  constexpr int kMostLooks = 100;
+  for (int i = 0; i < kMostLooks; ++i) {
+    while (is_finalizing()) pause();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
 }  // namespace
 
 PyObject* let_interpreter_end(PyObject* /*self*/, PyObject* /*arguments*/) {
@@ -43,7 +70,8 @@ void WithoutGil::restore() {
   ++ending.asking;
   if (ending.begun && ending.thread.load() != std::this_thread::get_id()) {
     --ending.asking;
-    while (true) pause();
+    let_it_end();
+    ++ending.asking;
   }
   PyEval_RestoreThread(state_);
 }
@@ -121,6 +149,7 @@ converter::ProgressFunction reporter(PyObject* callback, Caller& caller) {
 }
 
 void set_exception(const Error& error) {
+  const Beneath here;
   if (PyErr_Occurred() != nullptr) return;
   const Reference module(PyImport_ImportModule("ferry._errors"));
   if (!module) return;

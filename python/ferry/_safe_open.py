@@ -63,6 +63,8 @@ def _box_of(index: Tuple[Any, ...], shape: Tuple[int, ...]) -> Tuple[List[Tuple[
 
 def _whole(index: Any) -> Optional[int]:
     """-> the integer that it is; None for an array or a list"""
+    if getattr(index, "ndim", 0):  # one element of torch has __index__, whatever its shape
+        return None
     try:
         return operator.index(index)
     except TypeError:

@@ -68,7 +68,7 @@ class Tensor:
         return _copy, (self.dtype, self.shape, self._bytes())
 
     def _bytes(self) -> bytes:
-        return ctypes.string_at(self.address, self.nbytes)
+        return bytes(memoryview((ctypes.c_char * self.nbytes).from_address(self.address)))  # string_at() takes sizes of 31 bits
 
     def torch(self) -> "TorchTensor":
         """-> torch.Tensor [*shape] that shares the memory"""
