@@ -275,7 +275,7 @@ class Examiner {
     report_of_transformers(subject, differing);
   }
 
-  // In fp32 in models of any dtype, whose roundings would hide most differences.
+  // The rule computes in fp32 in models of any dtype: their roundings would hide most differences.
   void delta_rule() {
     constexpr std::int64_t kTokens = 400;
     constexpr std::int64_t kCut = 2 * kDeltaChunk;

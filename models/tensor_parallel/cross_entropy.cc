@@ -142,7 +142,7 @@ class HeadGradients {
   void add(const at::Tensor& gradient, const at::Tensor& hidden, std::int64_t begin) {
     if (hidden_.defined()) {
       auto part = hidden_.narrow(0, begin, hidden.size(0));
-      if (is_host_float(gradient))
+      if (alignment_ == Alignment::kBitwise && is_host_float(gradient))
         part.copy_(models::matmul(gradient, weight_, alignment_));
       else
         at::mm_out(part, gradient, weight_);

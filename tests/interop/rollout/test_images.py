@@ -107,9 +107,11 @@ def test_the_tower_gives_the_bits_of_transformers(dtype, dense, images, tmp_path
             theirs = model.model.get_image_features(inputs["pixel_values"], inputs["image_grid_thw"], return_dict=True)
         shapes = run_tool(dense, dtype, tmp_path / str(number), files)
         ours = lambda name: read(tmp_path / str(number), name, shapes[name], getattr(torch, dtype))
-        assert same(ours("embeddings"), torch.cat(theirs.pooler_output))
-        for i, features in enumerate(theirs.deepstack_features):
-            assert same(ours(f"deepstack.{i}"), features)
+        pairs = {"embeddings": torch.cat(theirs.pooler_output)} | {f"deepstack.{i}": features for i, features in enumerate(theirs.deepstack_features)}
+        different = [name for name, features in pairs.items() if not same(ours(name), features)]
+        if different and dtype == "float32":
+            skip_where_transformers_differs(dense, "fp32")
+        assert not different
 
 
 def conversations(images):
@@ -128,6 +130,10 @@ def answers(checkpoint, chats, *options):
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+class OtherBits(AssertionError):
+    """An answer is there, and is not that of transformers."""
+
+
 def check_answers(checkpoint, chats, options, dtype="bfloat16"):
     import torch
     peer = load_peer(checkpoint, dtype)
@@ -137,10 +143,11 @@ def check_answers(checkpoint, chats, options, dtype="bfloat16"):
         for output in answer["outputs"]:
             tokens = output["token_ids"]
             log_probs = answer_log_probs(peer, chat, tokens)
-            if greedy:
-                assert tokens == log_probs.argmax(-1).tolist()
+            if greedy and tokens != log_probs.argmax(-1).tolist():
+                raise OtherBits(tokens)
             chosen = log_probs.gather(1, torch.tensor(tokens)[:, None])[:, 0]
-            assert same(torch.tensor(output["model_logprobs"]), chosen)
+            if not same(torch.tensor(output["model_logprobs"]), chosen):
+                raise OtherBits(output["model_logprobs"], chosen)
 
 
 @pytest.mark.parametrize("options", [(), ("--max-num-batched-tokens", 40, "--max-num-seqs", 8), ("--tp", 2), ("--n", 2, "--temperature", 1, "--seed", 3, "--num-blocks", 24)])
@@ -170,7 +177,7 @@ def test_answers_in_fp32_too(dense, images):
     short = conversations(images)[:3]  # above 192 tokens transformers' fp32 does not agree with itself
     try:
         check_answers(dense, short, ("--dtype", "fp32"), "float32")
-    except AssertionError:
+    except OtherBits:
         skip_where_transformers_differs(dense, "fp32")
         raise
 

@@ -5,6 +5,7 @@ at a time, of GPT-OSS a multiple of 16. bf16 at any size; fp32 if MKL takes the 
 where Hugging Face agrees with itself, and if each expert gets no token or at least 12."""
 import functools
 import json
+import re
 import os
 import shutil
 import subprocess
@@ -82,6 +83,11 @@ def has_delta_nets(checkpoint):
 def check_equal(checkpoint, reference, *options):
     done = ferry("verify", "--logits", checkpoint, "--reference", reference, "--json", *options)
     if done.returncode == 1 and has_delta_nets(checkpoint):
+        report = json.loads(done.stdout)
+        alone = json.loads(ferry("verify", "--logits", checkpoint, "--reference", reference, "--json").stdout)
+        assert [s["logits"] for s in report["sequences"]] == [s["logits"] for s in alone["sequences"]]  # each mesh is as far from it
+        layer = re.fullmatch(r"decoder\.layers\.(\d+)\.self_attention", report["first_difference"]["module"])
+        assert layer and text_config(checkpoint)["layer_types"][int(layer[1])] == "linear_attention", report["first_difference"]
         skip_where_transformers_differs(checkpoint, "bf16")  # delta nets compute in fp32 in any dtype
     assert done.returncode == 0, done.stderr + done.stdout
     report = json.loads(done.stdout)

@@ -105,7 +105,7 @@ TEST(NumericsCertificate, SaysOfDeltaRulesAndTowersWhetherTransformersHasTheBits
   const auto in_bf16 = certify_numerics(config, {}, bitwise_ops(at::kCPU));
   EXPECT_TRUE(in_bf16.passed()) << text(first_failure(in_bf16));
   EXPECT_TRUE(subjects(in_bf16.checks).contains(frame));
-  EXPECT_EQ(subjects(in_bf16.transformers), std::set{rule});  // which is in fp32 in any dtype
+  EXPECT_EQ(subjects(in_bf16.transformers), std::set{rule});  // it computes in fp32 in any dtype
   auto ops = bitwise_ops(at::kCPU);
   const auto rule_of = ops.delta_rule;
   ops.delta_rule = [&](const DeltaRows& rows, const at::Tensor& state, Alignment alignment) {
@@ -127,6 +127,8 @@ TEST(NumericsCertificate, SaysOfDeltaRulesAndTowersWhetherTransformersHasTheBits
   EXPECT_EQ(failures, frame + ", rows: other bits at 256 rows; " + rule +
                           ", length: other bits at a prefix of 300; ");
   EXPECT_FALSE(certificate.equals_transformers());
+  const auto compared = subjects(certificate.transformers);
+  EXPECT_TRUE(compared.contains(frame) && compared.contains(rule));
   for (const auto& check : certificate.transformers) {
     if (check.subject == frame)
       EXPECT_EQ(check.detail, "other bits at 16 patches 64 patches 192 patches 400 patches");
