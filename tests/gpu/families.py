@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Small models of many families on the GPUs of this machine, on every mesh of two of them: logits, fine-tuning, reinforcement learning.
+"""Small models of many families on one and two GPUs of this machine: logits, fine-tuning on every mesh of two, reinforcement learning on some.
 
     FERRY=build/cli/ferry python3 tests/gpu/families.py FOLDER [--jobs 8] [--device cuda] [FAMILY ...]
 
@@ -55,6 +55,8 @@ FAMILIES = {  # name: (class of transformers, changes of SHAPE)
 SEEING_TEXT = SHAPE | dict(rope_parameters={"rope_type": "default", "rope_theta": 5e6, "mrope_section": [12, 10, 10], "mrope_interleaved": True})
 SEEING_VISION = dict(hidden_size=288, intermediate_size=512, num_heads=4, out_hidden_size=256)  # heads of 72 channels, as those of the hub
 NOT_BITWISE = {"qwen3_next"}
+STARTS = threading.Lock()  # ports come from one generator
+LONGEST = 300  # seconds of a run
 
 
 class Family:
@@ -90,11 +92,19 @@ def run(algorithm, family, ranks, label, device, values):
     folder = family.folder / f"{algorithm} {label}".replace(" ", "_")
     make = sft_run.settings if algorithm == "sft" else ppo_run.settings
     data = {"data.train_files": [str(family.folder / ("sft.jsonl" if algorithm == "sft" else "train.jsonl"))]}
-    processes = start_training(ranks, algorithm, make(family.folder, folder, **{"trainer.device": device, "checkpoint.save_freq": -1} | data | values))
-    said = [process.communicate(timeout=300)[1] for process in processes]
+    with STARTS:
+        processes = start_training(ranks, algorithm, make(family.folder, folder, **{"trainer.device": device, "checkpoint.save_freq": -1} | data | values))
+    try:
+        said = [process.communicate(timeout=LONGEST)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
     (folder.parent / f"{folder.name}.log").write_text("\n".join(said))
-    if any(process.returncode for process in processes):
-        return next((line for text in said for line in text.splitlines() if line.startswith("error")), said[0][-300:])
+    statuses = [process.returncode for process in processes]
+    if any(statuses):
+        errors = [line for text in said for line in text.splitlines() if line.startswith("error")]
+        return f"status {statuses}: {errors[0] if errors else said[0][-300:]}"
     return [json.loads(line)["data"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
@@ -115,11 +125,13 @@ def reinforce(family, ranks, label, device, alignment, **more):
 
 def compare_logits(family, device):
     reference = family.folder / "reference.safetensors"
-    done = subprocess.run([sys.executable, INTEROP / "hf_reference.py", family.folder / "model", reference, "--device", device], capture_output=True, text=True)
-    if done.returncode == 0:
-        done = subprocess.run([FERRY, "verify", "--logits", family.folder / "model", "--reference", reference, "--device", device, "--alignment", "bitwise"],
-                              capture_output=True, text=True)
-    return "" if done.returncode == 0 else (done.stderr or done.stdout)[-300:]
+    model = family.folder / "model"
+    for command in ([sys.executable, INTEROP / "hf_reference.py", model, reference, "--device", device],
+                    [FERRY, "verify", "--logits", model, "--reference", reference, "--device", device, "--alignment", "bitwise"]):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST)
+        if done.returncode != 0:
+            return f"status {done.returncode}: {(done.stderr or done.stdout)[-300:]}"
+    return ""
 
 
 def fault_of_tuning(found, host):
@@ -185,7 +197,9 @@ def main():
         try:
             fault = job[2]()
         except subprocess.TimeoutExpired:
-            fault = "no end within 300 s"
+            fault = f"no end within {LONGEST} s"
+        except (KeyError, IndexError, ValueError, OSError) as error:  # such as metrics of too few steps
+            fault = repr(error)
         print(f"{job[0]:14}{job[1]:20}{time.monotonic() - begun:6.1f} s  {fault or 'ok'}", flush=True)
         return not fault
     with ThreadPoolExecutor(options.jobs) as pool:

@@ -1,5 +1,6 @@
 """Builds megatron-core's GPTModel for one of the tiny models, in every rank, on the CPU; fills it, gathers it, runs it."""
 import argparse
+import contextlib
 import ctypes
 import math
 import os
@@ -7,6 +8,7 @@ import signal
 import sys
 import time
 import traceback
+from pathlib import Path
 
 from cpu_stand_ins import patch_dist
 
@@ -44,24 +46,27 @@ def fork_ranks(world, folder, body):
             time.sleep(1)  # they may fail of themselves, and say more
             for other in ranks:
                 os.kill(other, signal.SIGKILL)
-    said = [open(f"{folder}/stderr{rank}").read() for rank in range(world) if statuses[rank]]
-    first = [text for text in said if "Traceback" in text and "closed by peer" not in text] or [text for text in said if text]
-    return max(statuses.values()), first[0] if first else ""
+    said = {rank: Path(f"{folder}/stderr{rank}").read_text() for rank in statuses if statuses[rank]}  # in the order in which they ended
+    first = [rank for rank, text in said.items() if "Traceback" in text and "closed by peer" not in text] or list(said)
+    return max(statuses.values()), f"{said[first[0]]}\nrank {first[0]} ended with {statuses[first[0]]}\n" if first else ""
 
 
 def run_rank(rank, stderr, body):
+    """Does not return: a rank that came back would be a second launcher, and remove the folder of all."""
     PR_SET_PDEATHSIG = 1  # whoever stops the launcher, by a timeout too, stops the ranks
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    os.dup2(os.open(stderr, os.O_WRONLY | os.O_CREAT), 2)
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     status = 2
     try:
-        status = body(rank)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        os.dup2(os.open(stderr, os.O_WRONLY | os.O_CREAT), 2)
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        status = int(body(rank))
     except BaseException:
         traceback.print_exc()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
+    finally:
+        with contextlib.suppress(BaseException):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status)
 
 
 def init_dist(rank, world, store):
