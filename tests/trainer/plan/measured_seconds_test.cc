@@ -19,7 +19,7 @@ PpoConfig bitwise() {
   return config;
 }
 
-// Each phase within a fifth, with all that the plan chooses.
+// Each phase within a tenth, with all that the plan chooses.
 void expect_near(const PpoConfig& config,
                  const models::TransformerConfig& model,
                  const Seconds& measured) {
@@ -30,7 +30,7 @@ void expect_near(const PpoConfig& config,
   Seconds planned;
   for (const auto& phase : plan.seconds) planned[phase.name] = phase.seconds;
   for (const auto& [name, seconds] : measured)
-    EXPECT_NEAR(planned.at(name), seconds, 0.2 * seconds) << name;
+    EXPECT_NEAR(planned.at(name), seconds, 0.1 * seconds) << name;
 }
 
 TEST(MeasuredSeconds, OfADenseModelOf8B) {
@@ -60,6 +60,25 @@ TEST(MeasuredSeconds, OfAMixtureOf30B) {
   config.actor.megatron.parallel.expert_model_parallel_size = 4;
   config.rollout.expert_parallel_size = 4;
   expect_near(config, support::qwen3_30b_a3b(), {{"gen", 69.5}, {"update_actor", 52.8}});
+}
+
+// State on the host streams at 0.87, 0.65 and 0.37 of the link on one, two and four devices. Of 8B
+// in four updates that is 10.9 s more of all ranks together with four than with one; messages are
+// the rest of what is left here.
+TEST(MeasuredSeconds, OfStateOnTheHostGrowWithTheDevicesThatShareIt) {
+  auto config = bitwise();
+  config.actor.megatron.optimizer_offload = true;
+  config.actor.ppo_max_token_len_per_gpu = 4096;
+  const auto device = *find_device("H200");
+  const ModelsOfRun models{.actor = support::llama_8b()};
+  const auto of_all = [&](int ranks) {
+    const auto chosen = choose_settings(config, models, ranks, device).config;
+    for (const auto& phase : plan_run(setup_of(chosen, models, ranks, device)).seconds)
+      if (phase.name == "update_actor") return ranks * phase.seconds;
+    return 0.0;
+  };
+  EXPECT_GT(of_all(1), 0);
+  EXPECT_NEAR(of_all(4) - of_all(1), 10.9 + 2.6, 2.0);
 }
 
 }  // namespace measured_seconds_test
