@@ -2,6 +2,7 @@
 #include "models/tensor_parallel/cross_entropy.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
 
@@ -160,6 +161,20 @@ TEST_P(LinearLogProbs, GradientsAreAtMostTwiceAsFarFromFp64AsThoseOfTheDefinitio
             0);
       }
     }
+}
+
+TEST_P(LinearLogProbs, GradientsInFp32AreTheSameBytesWithAnyNumberOfThreads) {
+  const auto threads = at::get_num_threads();
+  const auto p = problem(at::kFloat, GetParam());
+  at::set_num_threads(1);
+  const auto expected = fused(p, 0.9, 20);
+  for (const int count : {2, 3, 4}) {
+    at::set_num_threads(count);
+    const auto got = fused(p, 0.9, 20);
+    EXPECT_TRUE(at::equal(got.grad_hidden, expected.grad_hidden)) << count;
+    EXPECT_TRUE(at::equal(got.grad_weight, expected.grad_weight)) << count;
+  }
+  at::set_num_threads(threads);
 }
 
 TEST_P(LinearLogProbs, AreTheSameBytesOverTensorParallelRanksInBitwiseAndNearInFast) {
