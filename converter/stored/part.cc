@@ -141,6 +141,11 @@ std::vector<std::optional<std::uint32_t>> keep_selected(std::vector<distckpt::Mo
 void restrict_map(ModelMap& map, const Part& part) {
   auto tensors = map.tensors;
   keep_tensors(map, keep_selected(tensors, part));
+  // Copies that files hold of a tensor have names of their own.
+  std::erase_if(map.copies, [&](const auto& copy) {
+    return !std::ranges::all_of(part,
+                                [&](const Selection& one) { return one.selects(copy.first); });
+  });
 }
 
 void keep_tensors(ModelMap& map, const std::vector<std::optional<std::uint32_t>>& at) {
