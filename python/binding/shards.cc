@@ -154,7 +154,7 @@ PyObject* run_rank(PyObject* arguments, decltype(load_report)& run) {
     work.run([&] {
       const Options options(options_json);
       report = run(*checkpoint, options, group_of(options, gather, work), reporter(progress, work))
-                   .dump();
+                   .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);  // in paths
     });
     return text(report);
   });
