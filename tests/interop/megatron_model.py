@@ -1,16 +1,14 @@
 """Builds megatron-core's GPTModel for one of the tiny models, in every rank, on the CPU; fills it, gathers it, runs it."""
 import argparse
-import contextlib
-import ctypes
+import functools
 import math
 import os
 import signal
-import sys
 import time
-import traceback
 from pathlib import Path
 
 from cpu_stand_ins import patch_dist
+from forks import start
 
 
 def import_megatron():
@@ -29,13 +27,10 @@ def fork_ranks(world, folder, body):
     os.environ |= {"OMP_NUM_THREADS": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1", "WORLD_SIZE": str(world),
                    # Gloo would look up the host's own name for each of the many groups: seconds each, where nobody knows that name.
                    "GLOO_SOCKET_IFNAME": "lo"}
-    sys.stdout.flush()
     ranks = {}
     for rank in range(world):
-        process = os.fork()
-        if process == 0:
-            run_rank(rank, f"{folder}/stderr{rank}", body)
-        ranks[process] = rank
+        with open(f"{folder}/stderr{rank}", "wb") as said:
+            ranks[start(functools.partial(run_rank, rank, body), said.fileno(), (2,), failed=2)] = rank
     statuses, stopping = {}, False
     while len(statuses) < world:
         process, status = os.wait()
@@ -51,22 +46,9 @@ def fork_ranks(world, folder, body):
     return max(statuses.values()), f"{said[first[0]]}\nrank {first[0]} ended with {statuses[first[0]]}\n" if first else ""
 
 
-def run_rank(rank, stderr, body):
-    """Does not return: a rank that came back would be a second launcher, and remove the folder of all."""
-    PR_SET_PDEATHSIG = 1  # whoever stops the launcher, by a timeout too, stops the ranks
-    status = 2
-    try:
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        os.dup2(os.open(stderr, os.O_WRONLY | os.O_CREAT), 2)
-        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-        status = int(body(rank))
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        with contextlib.suppress(BaseException):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(status)
+def run_rank(rank, body):
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+    return body(rank)
 
 
 def init_dist(rank, world, store):

@@ -10,9 +10,12 @@ import json
 import os
 import sys
 import tempfile
-import traceback
 import types
 from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parent.parent))
+
+from forks import start  # noqa: E402
 
 VERL = Path(os.environ["PEERS"]) / "verl091/verl"
 
@@ -31,22 +34,15 @@ for backend in ("fsdp", "base"):
     importlib.import_module(f"verl.model_merger.{backend}_model_merger")
 
 
+def merge(command):
+    sys.argv[1:] = command
+    merger.main()
+    return 0
+
+
 def run(command):
     with tempfile.TemporaryFile() as said:
-        process = os.fork()
-        if process == 0:
-            os.dup2(said.fileno(), 1)
-            os.dup2(said.fileno(), 2)
-            sys.argv[1:] = command
-            status = 1
-            try:
-                merger.main()
-                status = 0
-            except BaseException:
-                traceback.print_exc()
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(status)
+        process = start(lambda: merge(command), said.fileno(), (1, 2), failed=1)
         status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
         said.seek(0)
         return status, said.read().decode(errors="replace")

@@ -9,24 +9,10 @@ from pathlib import Path
 import pytest
 
 from servers import COMMIT, make_certificate, serve_faults, serve_files, serve_hub, serve_s3
-from support import (digest_of, ferry, ferry_json, llama_config, llama_shapes, random_tensors, refuse, run_ok, tree, write_hf)
+from support import digest_of, ferry, ferry_json, llama_config, refuse, run_ok, tree
 
-CONFIG = llama_config(hidden_size=256, intermediate_size=768, vocab_size=2000)
+CONFIG = llama_config(hidden_size=256, intermediate_size=768, vocab_size=2000)  # 8 MB
 QUICK = {**os.environ, "FERRY_HTTP_TIMEOUT": "1", "FERRY_HTTP_RETRIES": "3"}
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    """8 MB in three files."""
-    folder = tmp_path_factory.mktemp("model") / "hf"
-    write_hf(folder, CONFIG, random_tensors(llama_shapes(CONFIG)), shards=3)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def files(model):
-    with serve_files(model.parent) as server:
-        yield server
 
 
 def is_weights(request):

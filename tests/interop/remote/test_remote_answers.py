@@ -6,7 +6,7 @@ import time
 import pytest
 
 from servers import FileHandler, serve, serve_faults, serve_files, serve_hub, serve_s3
-from support import ferry_json, llama_config, llama_shapes, random_tensors, refuse, run_ok, tree, write_hf
+from support import ferry_json, llama_config, refuse, run_ok, tree
 
 CONFIG = llama_config(hidden_size=128, intermediate_size=384, vocab_size=2000)
 QUICK = {**os.environ, "FERRY_HTTP_TIMEOUT": "2", "FERRY_HTTP_RETRIES": "1"}
@@ -14,19 +14,6 @@ QUICK = {**os.environ, "FERRY_HTTP_TIMEOUT": "2", "FERRY_HTTP_RETRIES": "1"}
 
 def digest(path, env=None):
     return ferry_json("digest", path, "--tensors-only", env=env)["model"]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model") / "hf"
-    write_hf(folder, CONFIG, random_tensors(llama_shapes(CONFIG)), shards=3)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def files(model):
-    with serve_files(model.parent) as server:
-        yield server
 
 
 @pytest.fixture(scope="module")
