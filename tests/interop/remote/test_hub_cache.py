@@ -1,7 +1,7 @@
 """The hub's cache on this machine: files that were cut off, revisions with slashes in their names."""
 from servers import COMMIT, serve_faults, serve_hub
 from support import digest_of, ferry_json, run_ok
-from test_remote import download, hub_environment, model  # noqa: F401
+from test_remote import CONFIG, download, hub_environment  # noqa: F401  the fixture "model" asks for CONFIG
 
 
 def test_file_of_the_cache_that_was_cut_off_is_read_from_the_hub(model, work):
