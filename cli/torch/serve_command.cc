@@ -106,6 +106,10 @@ void serve_http(const ServeFlags& flags,
                           flags.api);
   fmt::print(stderr, "{:<10} {} in {}\n", "loaded", flags.rollout.checkpoint,
              format_seconds(model.seconds_to_load()));
+  const auto asked = flags.server.max_connections;
+  if (const auto most = serve::connections_within_limit(asked); most < asked)
+    fmt::print(stderr, "{:<10} {} at a time, not {}: `ulimit -Hn` allows no more descriptors\n",
+               "connections", most, asked);
   fmt::print(stderr, "{:<10} http://{}:{}\n", "serving", flags.server.host, server.port());
   std::exception_ptr failed;
   std::jthread http([&] {

@@ -6,6 +6,7 @@
 #include <netinet/tcp.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -13,6 +14,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 #include "distckpt/base/error.h"
@@ -28,6 +30,18 @@ constexpr int kTick = 250;  // milliseconds
 constexpr std::chrono::milliseconds kLinger{2000};
 constexpr int kReadsPerEvent = 16;  // then others have their turn
 constexpr std::size_t kReadBytes = std::size_t{64} << 10;
+constexpr std::size_t kOtherDescriptors = 128;
+
+// Descriptors that this process may have.
+std::size_t descriptor_limit() {
+  rlimit limit{};
+  const bool known = getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
+  return known ? limit.rlim_cur : std::numeric_limits<std::size_t>::max();
+}
+
+std::size_t other_descriptors() {
+  return std::min(kOtherDescriptors, descriptor_limit() / 2);
+}
 
 // Throws what the last call said, unless it went well.
 void check_call(bool ok, std::string_view what) {
@@ -93,10 +107,16 @@ void Exchange::cut() {
   server_->finish_exchange(*this);
 }
 
+std::size_t connections_within_limit(std::size_t asked) {
+  return std::min(asked, descriptor_limit() - other_descriptors());
+}
+
 HttpServer::HttpServer(ServerOptions options, Handler handler, ErrorBody error_body)
     : options_(std::move(options)),
       handler_(std::move(handler)),
       error_body_(std::move(error_body)) {
+  options_.max_connections = connections_within_limit(options_.max_connections);
+  max_descriptor_ = descriptor_limit() - other_descriptors() / 2;
   epoll_ = distckpt::Descriptor(epoll_create1(EPOLL_CLOEXEC));
   wake_ = distckpt::Descriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   check_call(bool(epoll_) && bool(wake_), "epoll");
@@ -208,6 +228,7 @@ void HttpServer::accept_all() {
       }
       return;
     }
+    if (static_cast<std::size_t>(socket.get()) >= max_descriptor_) continue;  // closes it
     const int yes = 1;
     setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
     const auto id = ++next_id_;

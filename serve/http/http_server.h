@@ -23,14 +23,18 @@ namespace ferry::serve {
 
 struct ServerOptions {
   std::string host = "127.0.0.1";
-  int port = 8000;  // 0: any that is free
-  std::size_t max_connections = 4096;
+  int port = 8000;                     // 0: any that is free
+  std::size_t max_connections = 4096;  // or connections_within_limit()
   ParserLimits limits{};
   std::size_t max_unsent_bytes = std::size_t{16} << 20;  // of a stream whose client reads slowly
   std::chrono::milliseconds idle_timeout{75'000};        // of a connection without a request
   std::chrono::milliseconds read_timeout{60'000};        // from a request's first byte to its last
   std::chrono::milliseconds write_timeout{60'000};       // in which a client reads nothing
 };
+
+// The connections that were asked for, or fewer where `ulimit -n` leaves fewer descriptors beside
+// those of checkpoints, tools and other engines.
+std::size_t connections_within_limit(std::size_t asked);
 
 class HttpServer;
 
@@ -131,7 +135,8 @@ class HttpServer {
   std::function<void()> on_tick_{};
   int port_ = 0;
   distckpt::Descriptor listener_{}, epoll_{}, wake_{};
-  bool accepts_ = true;  // the listener is watched
+  bool accepts_ = true;             // the listener is watched
+  std::size_t max_descriptor_ = 0;  // from it on a connection is closed at once
   std::uint64_t next_id_ = 2;
   std::unordered_map<std::uint64_t, std::unique_ptr<Connection>> connections_;
   std::unordered_set<std::uint64_t> unsent_;  // connections with new bytes to send

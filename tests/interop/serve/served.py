@@ -40,8 +40,9 @@ def save_weights(folder, config, seed):
 
 
 class Served:
-    def __init__(self, process, port, others=()):
+    def __init__(self, process, port, others=(), said=()):
         self.process, self.port, self.others = process, port, others
+        self.said = said  # on stderr, before it served
         self.url = f"http://127.0.0.1:{port}"
         self.log = []
         threading.Thread(target=self.keep_log, daemon=True).start()
@@ -91,15 +92,16 @@ class Served:
 
 
 @contextlib.contextmanager
-def serve(checkpoint, *arguments, port=0, ranks=1):
-    """Each rank is a process; `others` of what this yields are those behind the first."""
+def serve(checkpoint, *arguments, port=0, ranks=1, descriptors=None):
+    """Each rank is a process, of at most so many descriptors; `others` of what this yields are those behind the first."""
     program = FERRY if ranks == 1 else TORCH_PROGRAM
     command = [str(word) for word in (program, "serve", checkpoint, "--port", port, "--served-model-name", NAME, *arguments)]
     meeting = {} if ranks == 1 else {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
 
     def start(rank):
         place = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if meeting else {}
-        return subprocess.Popen(command, stderr=subprocess.PIPE if rank == 0 else None, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"} | meeting | place)
+        command_of_rank = command if descriptors is None else ["prlimit", f"--nofile={descriptors}", *command]
+        return subprocess.Popen(command_of_rank, stderr=subprocess.PIPE if rank == 0 else None, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"} | meeting | place)
 
     processes = [start(rank) for rank in range(ranks)]
     process, *others = processes
@@ -111,7 +113,7 @@ def serve(checkpoint, *arguments, port=0, ranks=1):
                 break
         else:
             raise AssertionError("".join(said))
-        yield Served(process, int(found[1]), others)
+        yield Served(process, int(found[1]), others, said)
         assert process.poll() is None
         process.send_signal(signal.SIGTERM)
         assert {one.wait(timeout=60) for one in processes} - {-signal.SIGKILL} == {0}

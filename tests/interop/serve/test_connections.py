@@ -1,4 +1,5 @@
 """ferry serve and its connections: keys, clients that vanish, limits, signals."""
+import http.client
 import json
 import signal
 import socket
@@ -61,6 +62,24 @@ def test_more_requests_than_may_wait_are_refused_for_now(talker):
             client.close()
         until(lambda: server.metric("vllm:num_requests_running") == 0)
         assert server.complete("y", max_tokens=3)["choices"]
+
+
+def test_connections_leave_descriptors_to_weights(talker):
+    with serve(talker, descriptors=256) as server:
+        assert any(line.startswith("connections 128 at a time, not 4096") for line in server.said)
+        early = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+        early.request("GET", "/health")
+        assert early.getresponse().read() == b""
+        crowd = [socket.create_connection(("127.0.0.1", server.port), timeout=30) for _ in range(400)]
+        refused = [one.recv(12) for one in crowd[127:167]]  # those far beyond them have no descriptor, and are closed
+        assert set(refused) == {b"HTTP/1.1 503"}
+        until(lambda: server.descriptors() < 200)
+        early.request("POST", "/update_weights", json.dumps({"checkpoint": str(talker)}), {"Content-Type": "application/json"})
+        assert early.getresponse().status == 200
+        for one in crowd:
+            one.close()
+        until(lambda: server.descriptors() < 30)
+        assert server.complete("y", max_tokens=3)["usage"]["completion_tokens"] <= 3
 
 
 def test_an_answer_that_takes_too_long_is_given_up(talker):
