@@ -55,6 +55,8 @@ class AdapterMapMaker {
       require(matrices, ErrorKind::kLayout, "{}: adapters of it are not converted", of.key);
       if (of.expert) {
         add_expert(one, of);
+      } else if (is_part_of_tensor(base_, of)) {
+        add_tensor(one, of);
       } else if (one.part == AdaptedParameter::kFused) {
         add_fused(one, of);
       } else {
@@ -139,6 +141,17 @@ class AdapterMapMaker {
                            .box = rows_of_rank(part.box, one.rank),
                            .axes = {}});
     }
+    map_.megatron.push_back(std::move(in));
+    map_.megatron.push_back(std::move(out));
+  }
+
+  void add_tensor(const AdaptedParameter& one, const MegatronTensor& of) {
+    const auto& tensor = base_.tensors[of.parts.front().model];
+    const auto prefix = factor_prefix(tensor.name);
+    auto in = first_factor(of, one);
+    auto out = second_factor(of, one, tensor.shape[0]);
+    link_whole(in, add_a(prefix, in.shape));
+    link_whole(out, add_b(prefix, out.shape));
     map_.megatron.push_back(std::move(in));
     map_.megatron.push_back(std::move(out));
   }
@@ -256,6 +269,21 @@ std::string canonical_prefix(const MegatronTensor& tensor, int part) {
   if (tensor.merge == Merge::kQkvGroups) return std::string(kQkv.at(index));
   require(tensor.merge == Merge::kGateUp, ErrorKind::kBug, "{}: is not merged", tensor.key);
   return std::string(kGateUp.at(index));
+}
+
+bool is_part_of_tensor(const ModelMap& base, const MegatronTensor& of) {
+  const auto merged = merged_tensors(of);
+  return !of.expert && merged.size() == 1 &&
+         of.shape.product() < base.tensors[merged.front()].shape.product();
+}
+
+void require_own_factors(const ModelMap& base, std::span<const AdaptedParameter> adapted) {
+  for (const auto& one : adapted) {
+    const auto& of = base.megatron[one.megatron];
+    require(!is_part_of_tensor(base, of), ErrorKind::kLayout,
+            "{}: Megatron-Core holds it in parts, and Megatron-Bridge has no factors of them",
+            base.tensors[of.parts.front().model].name);
+  }
 }
 
 ModelMap make_adapter_map(const ModelMap& base, std::span<const AdaptedParameter> adapted) {

@@ -39,6 +39,12 @@ std::string adapter_key(const std::string& key, std::string_view factor);
 // "", "adapter_q." and so on.
 std::string canonical_prefix(const MegatronTensor& tensor, int part);
 
+// True where Megatron-Core has several parameters for one tensor of Hugging Face, as for the
+// projections into a gated delta net: one of them stands for all, with the factors of the tensor.
+bool is_part_of_tensor(const ModelMap& base, const MegatronTensor& of);
+// Throws Error(kLayout) naming such a parameter: Megatron-Bridge has no factors of it.
+void require_own_factors(const ModelMap& base, std::span<const AdaptedParameter> adapted);
+
 // Throws Error(kLayout) naming a parameter whose adapters are not converted.
 ModelMap make_adapter_map(const ModelMap& base, std::span<const AdaptedParameter> adapted);
 

@@ -92,13 +92,15 @@ class AdapterConversion {
  private:
   std::unique_ptr<FileTarget> make_target(const fs::path& folder) const {
     const auto& source = adapter_.checkpoint;
-    if (writes_megatron(options_))
+    if (writes_megatron(options_)) {
+      require_own_factors(base_.map, adapter_.adapted);
       return make_megatron_target(source, tensors_,
                                   {.parallel = options_.parallel,
                                    .iteration = kAdapterIteration,
                                    .dtype = options_.dtype,
                                    .run_config = false},
                                   folder);
+    }
     const auto factors = stored_factors();
     std::vector<distckpt::SafetensorsEntry> entries;
     for (const auto& factor : factors) {

@@ -252,8 +252,8 @@ class AdapterSplit {
       return false;
     if (of.vocabulary && of.key != models::kOutputLayerKey) return false;
     if (of.key.find(".router.") != std::string::npos) return false;
-    return of.expert || merged.size() == 1 || of.merge == Merge::kQkvGroups ||
-           of.merge == Merge::kGateUp;
+    if (of.expert) return base_->map.tensors[merged.front()].shape.rank() == 2;
+    return merged.size() == 1 || of.merge == Merge::kQkvGroups || of.merge == Merge::kGateUp;
   }
 
   std::int64_t bytes_of(const SplitUnit& unit) const {
@@ -317,8 +317,11 @@ class AdapterSplit {
 
   void require_equal(const SplitUnit& unit, const std::vector<float>& change) {
     if (!is_zero(change)) {
+      const bool stacked = base_->map.tensors[unit.tensors.front()].shape.rank() == 3;
       throw Error(ErrorKind::kLayout,
-                  fmt::format("{}: differs, and is no weight of a linear layer", name_of(unit)),
+                  fmt::format("{}: differs, and is {}", name_of(unit),
+                              stacked ? "a stack of experts, which are not split"
+                                      : "no weight of a linear layer"),
                   "--exclude leaves tensors out that an adapter does not change");
     }
     ++report_.num_equal;
@@ -332,7 +335,9 @@ class AdapterSplit {
       return;
     }
     const auto& name = name_of(unit);
-    static_cast<void>(make_adapter_map(base_->map, std::span(&*unit.adapted, 1)));  // throws
+    const std::span adapted(&*unit.adapted, 1);
+    static_cast<void>(make_adapter_map(base_->map, adapted));  // throws
+    if (options_.form == AdapterForm::kMegatron) require_own_factors(base_->map, adapted);
     const bool finite =
         std::ranges::all_of(change, [](float value) { return std::isfinite(value); });
     require(finite, ErrorKind::kLayout, "{}: a number of it, or its change, is not finite", name);

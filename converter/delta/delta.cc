@@ -41,6 +41,11 @@ std::vector<std::unique_ptr<Delta>> open_deltas(const fs::path& path) {
     deltas.push_back(open_ferry_delta(path));
     return deltas;
   }
+  if (distckpt::source_exists(path / kPatchFile)) {
+    throw Error(ErrorKind::kLayout,
+                fmt::format("{}: holds a patch for vLLM, which names no base", path.string()),
+                "`ferry delta make` without --to vllm writes what apply, verify and inspect take");
+  }
   if (is_slime_delta(path)) {
     deltas.push_back(open_slime_delta(path));
     return deltas;

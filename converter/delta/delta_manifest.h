@@ -14,6 +14,7 @@
 namespace ferry::converter {
 
 inline constexpr std::string_view kDeltaManifest = "ferry-delta.json";
+inline constexpr std::string_view kPatchFile = "patch.safetensors";  // for vLLM; names no base
 inline constexpr std::string_view kDeltaTensors = "delta.safetensors";
 inline constexpr std::string_view kDeltaFiles = "files";
 

@@ -22,8 +22,6 @@ namespace {
 using distckpt::DType;
 using distckpt::kTaskBytes;
 
-constexpr std::string_view kPatchFile = "patch.safetensors";
-
 class PatchWriter : public DeltaWriter {
  public:
   PatchWriter(const std::vector<DeltaTensor>& tensors, Spool& spool) : spool_(spool) {

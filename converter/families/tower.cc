@@ -61,9 +61,9 @@ constexpr std::array<std::string_view, 8> kEngineModules{
 
 // The module whose weight a key is, if it keeps an `_extra_state`.
 std::optional<std::string_view> engine_module(std::string_view key) {
-  constexpr std::string_view kWeight = ".weight";
-  if (!key.ends_with(kWeight)) return std::nullopt;
-  key.remove_suffix(kWeight.size());
+  constexpr std::string_view kEnd = ".weight";
+  if (!key.ends_with(kEnd)) return std::nullopt;
+  key.remove_suffix(kEnd.size());
   const bool keeps = std::ranges::any_of(
       kEngineModules, [&](std::string_view module) { return key.ends_with(module); });
   return keeps ? std::optional(key) : std::nullopt;

@@ -325,6 +325,12 @@ TEST_F(MakeDelta, GivesVllmNoNan) {
   EXPECT_FALSE(fs::exists(dir_ / "delta"));
 }
 
+TEST_F(MakeDelta, WritesPatchesForVllmAlone) {
+  make(dir_ / "base", dir_ / "result", dir_ / "delta", DeltaTarget::kVllm);
+  EXPECT_TRUE(support::fails(ErrorKind::kLayout, {"a patch for vLLM"},
+                             [&] { open_deltas(dir_ / "delta"); }));
+}
+
 TEST(Deltas, RefuseAFolderThatIsNone) {
   const TempDir dir;
   fs::create_directory(dir / "empty");

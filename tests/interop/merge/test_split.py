@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from support import ferry_json, llama_config, llama_shapes, random_tensors, refuse, run_ok, tree, write_hf
-from tiny_models import hf_configs
+from tiny_models import hf_configs, make_hf
 
 peft = pytest.importorskip("peft", reason="PEFT loads the adapters that are made")
 from transformers import AutoModelForCausalLM, Qwen3MoeForCausalLM  # noqa: E402
@@ -100,6 +100,32 @@ def test_megatron_bridge_and_verl_get_the_same_factors(base, work, layout):
     assert tree(work / "back") == tree(work / "peft")
     run_ok("split", base, work / "tuned", work / "verl", "--rank", "4", "--to", "verl")
     assert tree(work / "verl/lora_adapter") == tree(work / "peft")
+
+
+@pytest.mark.parametrize("family", ["Qwen3_5", "Qwen3Next"])
+def test_projections_that_megatron_core_holds_in_parts_are_split(family, work):
+    torch.manual_seed(1)
+    config = hf_configs()[{"Qwen3_5": "qwen3_5", "Qwen3Next": "qwen3_next"}[family]]()
+    AutoModelForCausalLM.from_config(config).to(torch.float32).save_pretrained(work / "base")
+    modules = ["in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "in_proj_qkvz", "in_proj_ba", "out_proj", "q_proj", "o_proj"]
+    adapted = make_adapter(work / "base", work / "adapter", r=2, lora_alpha=4, target_modules=modules)
+    adapted.merge_and_unload().save_pretrained(work / "tuned")
+    report = ferry_json("split", work / "base", work / "tuned", work / "found", "--rank", "2")
+    assert report["error"] < 1e-5 * report["change"]
+    shapes = {name: tensor.shape for name, tensor in load_file(work / "adapter" / WEIGHTS).items()}
+    assert {name: tensor.shape for name, tensor in load_file(work / "found" / WEIGHTS).items()} == shapes
+    found, tuned = logits(work / "base", work / "found"), logits(work / "tuned")
+    assert (found - tuned).abs().max() < 1e-4 * tuned.abs().max() < (logits(work / "base") - tuned).abs().max()
+    for source in (("split", work / "base", work / "tuned", work / "refused", "--rank", "2"),
+                   ("convert", work / "found", work / "refused", "--base", work / "base")):
+        refuse(*source, "--to", "megatron", words=["linear_attn.in_proj_qkv", "Megatron-Core holds it in parts"])
+        assert not (work / "refused").exists()
+
+
+def test_experts_of_one_tensor_are_not_split(work):
+    make_hf("qwen3_5_moe", work / "base")
+    change_model(work / "base/hf", work / "tuned", lambda name, tensor: tensor * 2 if name.endswith("gate_up_proj") else tensor)
+    refuse("split", work / "base/hf", work / "tuned", work / "found", "--rank", "2", words=["mlp.experts.gate_up_proj", "a stack of experts"])
 
 
 def test_experts_have_factors_together(work):
