@@ -55,12 +55,10 @@ class AdapterMapMaker {
       require(matrices, ErrorKind::kLayout, "{}: adapters of it are not converted", of.key);
       if (of.expert) {
         add_expert(one, of);
-      } else if (is_part_of_tensor(base_, of)) {
-        add_tensor(one, of);
-      } else if (one.part == AdaptedParameter::kFused) {
+      } else if (one.part == AdaptedParameter::kFused && !is_part_of_tensor(base_, of)) {
         add_fused(one, of);
       } else {
-        add_part(one, of);
+        add_one_tensor(one, of);
       }
     }
     leave_incomplete_stacks();
@@ -145,19 +143,10 @@ class AdapterMapMaker {
     map_.megatron.push_back(std::move(out));
   }
 
-  void add_tensor(const AdaptedParameter& one, const MegatronTensor& of) {
-    const auto& tensor = base_.tensors[of.parts.front().model];
-    const auto prefix = factor_prefix(tensor.name);
-    auto in = first_factor(of, one);
-    auto out = second_factor(of, one, tensor.shape[0]);
-    link_whole(in, add_a(prefix, in.shape));
-    link_whole(out, add_b(prefix, out.shape));
-    map_.megatron.push_back(std::move(in));
-    map_.megatron.push_back(std::move(out));
-  }
-
-  void add_part(const AdaptedParameter& one, const MegatronTensor& of) {
-    const auto& tensor = base_.tensors[merged_tensors(of).at(static_cast<std::size_t>(one.part))];
+  // The factors of one tensor of Hugging Face, of several in a parameter or in several of them.
+  void add_one_tensor(const AdaptedParameter& one, const MegatronTensor& of) {
+    const auto part = one.part == AdaptedParameter::kFused ? 0 : one.part;
+    const auto& tensor = base_.tensors[merged_tensors(of).at(static_cast<std::size_t>(part))];
     const auto prefix = factor_prefix(tensor.name);
     const auto rows = tensor.shape[0];
     auto in = first_factor(of, one);

@@ -102,13 +102,8 @@ def test_megatron_bridge_and_verl_get_the_same_factors(base, work, layout):
     assert tree(work / "verl/lora_adapter") == tree(work / "peft")
 
 
-@pytest.mark.parametrize("family", ["Qwen3_5", "Qwen3Next"])
-def test_projections_that_megatron_core_holds_in_parts_are_split(family, work):
-    torch.manual_seed(1)
-    config = hf_configs()[{"Qwen3_5": "qwen3_5", "Qwen3Next": "qwen3_next"}[family]]()
-    AutoModelForCausalLM.from_config(config).to(torch.float32).save_pretrained(work / "base")
-    modules = ["in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "in_proj_qkvz", "in_proj_ba", "out_proj", "q_proj", "o_proj"]
-    adapted = make_adapter(work / "base", work / "adapter", r=2, lora_alpha=4, target_modules=modules)
+def assert_comes_back(work, adapted):
+    """work/base changed by work/adapter, of rank 2, is split into factors of the same shapes, with its logits."""
     adapted.merge_and_unload().save_pretrained(work / "tuned")
     report = ferry_json("split", work / "base", work / "tuned", work / "found", "--rank", "2")
     assert report["error"] < 1e-5 * report["change"]
@@ -116,6 +111,15 @@ def test_projections_that_megatron_core_holds_in_parts_are_split(family, work):
     assert {name: tensor.shape for name, tensor in load_file(work / "found" / WEIGHTS).items()} == shapes
     found, tuned = logits(work / "base", work / "found"), logits(work / "tuned")
     assert (found - tuned).abs().max() < 1e-4 * tuned.abs().max() < (logits(work / "base") - tuned).abs().max()
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_next"])
+def test_projections_that_megatron_core_holds_in_parts_are_split(family, work):
+    torch.manual_seed(1)
+    AutoModelForCausalLM.from_config(hf_configs()[family]()).to(torch.float32).save_pretrained(work / "base")
+    modules = ["in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "in_proj_qkvz", "in_proj_ba", "out_proj", "q_proj", "o_proj"]
+    adapted = make_adapter(work / "base", work / "adapter", r=2, lora_alpha=4, target_modules=modules)
+    assert_comes_back(work, adapted)
     for source in (("split", work / "base", work / "tuned", work / "refused", "--rank", "2"),
                    ("convert", work / "found", work / "refused", "--base", work / "base")):
         refuse(*source, "--to", "megatron", words=["linear_attn.in_proj_qkv", "Megatron-Core holds it in parts"])
@@ -133,13 +137,7 @@ def test_experts_have_factors_together(work):
     Qwen3MoeForCausalLM(hf_configs()["qwen3_moe"]()).to(torch.float32).save_pretrained(work / "base")
     adapted = make_adapter(work / "base", work / "adapter", r=2, lora_alpha=4, target_modules=["o_proj"],
                            target_parameters=["mlp.experts.gate_up_proj", "mlp.experts.down_proj"])
-    adapted.merge_and_unload().save_pretrained(work / "tuned")
-    report = ferry_json("split", work / "base", work / "tuned", work / "found", "--rank", "2")
-    assert report["error"] < 1e-5 * report["change"]
-    shapes = {name: tensor.shape for name, tensor in load_file(work / "adapter" / WEIGHTS).items()}
-    assert {name: tensor.shape for name, tensor in load_file(work / "found" / WEIGHTS).items()} == shapes
-    found, tuned = logits(work / "base", work / "found"), logits(work / "tuned")
-    assert (found - tuned).abs().max() < 1e-4 * tuned.abs().max() < (logits(work / "base") - tuned).abs().max()
+    assert_comes_back(work, adapted)
 
 
 def test_a_selection_is_split_alone(base, work):

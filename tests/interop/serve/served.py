@@ -95,13 +95,13 @@ class Served:
 def serve(checkpoint, *arguments, port=0, ranks=1, descriptors=None):
     """Each rank is a process, of at most so many descriptors; `others` of what this yields are those behind the first."""
     program = FERRY if ranks == 1 else TORCH_PROGRAM
-    command = [str(word) for word in (program, "serve", checkpoint, "--port", port, "--served-model-name", NAME, *arguments)]
+    limit = [] if descriptors is None else ["prlimit", f"--nofile={descriptors}"]
+    command = [str(word) for word in (*limit, program, "serve", checkpoint, "--port", port, "--served-model-name", NAME, *arguments)]
     meeting = {} if ranks == 1 else {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
 
     def start(rank):
         place = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if meeting else {}
-        command_of_rank = command if descriptors is None else ["prlimit", f"--nofile={descriptors}", *command]
-        return subprocess.Popen(command_of_rank, stderr=subprocess.PIPE if rank == 0 else None, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"} | meeting | place)
+        return subprocess.Popen(command, stderr=subprocess.PIPE if rank == 0 else None, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"} | meeting | place)
 
     processes = [start(rank) for rank in range(ranks)]
     process, *others = processes
