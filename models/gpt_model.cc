@@ -9,6 +9,7 @@
 #include "distckpt/base/error.h"
 #include "models/distributed/world.h"
 #include "models/kernels/attention/paged_attention.h"
+#include "models/kernels/delta/delta_cuda.h"
 #include "models/kernels/product/linear.h"
 #include "models/kernels/rms_norm.h"
 #include "models/kernels/whole_vectors.h"
@@ -45,8 +46,13 @@ void require_bitwise_on_gpu(const TransformerConfig& config,
   require(!config.attn_logit_softcapping, ErrorKind::kUsage,
           "attention with soft caps is not bitwise on a GPU: no kernel keeps its rows "
           "(docs/numerics.md)");
-  require(!config.has_linear_attention(), ErrorKind::kUsage,
-          "gated delta nets are not bitwise on a GPU (docs/numerics.md)");
+  require(!config.has_linear_attention() ||
+              delta_cuda_supports(config.linear_key_head_dim, config.linear_value_head_dim,
+                                  config.linear_conv_kernel_dim),
+          ErrorKind::kUsage,
+          "gated delta nets with heads of {} and {} channels and {} taps are not bitwise on a GPU: "
+          "the kernel takes heads of 128 and up to 4 taps (docs/numerics.md)",
+          config.linear_key_head_dim, config.linear_value_head_dim, config.linear_conv_kernel_dim);
 }
 
 }  // namespace

@@ -42,7 +42,8 @@ std::int64_t KVCache::bytes_per_block(const GPTModel& model) {
 
 std::int64_t KVCache::bytes_per_slot(const GPTModel& model) {
   return models::linear_state_bytes(model.config(), model.mesh().shape().tp(),
-                                    model.options().layout());
+                                    model.options().layout(),
+                                    model.mesh().world().device().is_cpu());
 }
 
 KVCache::KVCache(const GPTModel& model, std::int64_t num_blocks, std::int64_t num_slots)
@@ -63,7 +64,8 @@ void KVCache::allocate() {
   const auto& config = model_.config();
   const auto shape = shape_of(model_);
   const auto linear =
-      models::linear_state_shape(config, model_.mesh().shape().tp(), model_.options().alignment);
+      models::linear_state_shape(config, model_.mesh().shape().tp(), model_.options().alignment,
+                                 model_.mesh().world().device().is_cpu());
   const auto options = at::TensorOptions()
                            .dtype(models::scalar_type(model_.options().dtype))
                            .device(model_.mesh().world().device());

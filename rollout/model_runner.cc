@@ -86,10 +86,7 @@ bool can_capture(const models::GPTModel& model) {
   const auto& mesh = model.mesh();
   const auto shape =
       models::key_value_shape(model.config(), mesh.shape().tp(), model.options().alignment);
-  // Chunks of kBitwise begin where those of the whole sequence do, which the host counts.
-  return (!model.config().has_linear_attention() ||
-          model.options().alignment == models::Alignment::kFast) &&
-         !model.config().attn_logit_softcapping &&
+  return !model.config().attn_logit_softcapping &&
          (!model.config().num_moe_experts || models::MoELayer::generates_on_device(mesh)) &&
          models::paged_attention_cuda_supports(mesh.world().device(),
                                                models::scalar_type(model.options().dtype),

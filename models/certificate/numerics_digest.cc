@@ -63,8 +63,9 @@ NumericsPolicy numerics_policy(const GPTModel& model) {
   add("dtype", std::string(short_name(options.dtype)));
   add("attention", attention_kernel(model));
   add("products", product_kernel(model));
-  if (bitwise && model.config().has_linear_attention())  // on the host: a GPU has no such mode
-    add("triangular systems", fmt::format("blocks of {} rows", triangle_block()));
+  const bool on_host = model.mesh().world().device().is_cpu();
+  if (bitwise && on_host && model.config().has_linear_attention())  // a GPU solves none
+    add("triangular systems", std::string(name_of(triangle_order())));
   return policy;
 }
 

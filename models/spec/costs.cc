@@ -234,7 +234,8 @@ std::int64_t key_value_bytes(const TransformerConfig& config,
 
 LinearStateShape linear_state_shape(const TransformerConfig& config,
                                     std::int64_t tp,
-                                    Alignment alignment) {
+                                    Alignment alignment,
+                                    bool on_host) {
   const auto keys = config.linear_num_key_heads * config.linear_key_head_dim;
   const auto values = config.linear_num_value_heads * config.linear_value_head_dim;
   return {.channels = (2 * keys + values) / tp,
@@ -242,7 +243,7 @@ LinearStateShape linear_state_shape(const TransformerConfig& config,
           .heads = config.linear_num_value_heads / tp,
           .key_dim = config.linear_key_head_dim,
           .value_dim = config.linear_value_head_dim,
-          .rows = alignment == Alignment::kBitwise ? kDeltaChunk - 1 : 0};
+          .rows = alignment == Alignment::kBitwise && on_host ? kDeltaChunk - 1 : 0};
 }
 
 // A prefix is read by the samples of a prompt, which begin in the step after the one that computes
@@ -258,9 +259,10 @@ LinearStateSlots linear_state_slots(const TransformerConfig& config,
 
 std::int64_t linear_state_bytes(const TransformerConfig& config,
                                 std::int64_t tp,
-                                const LayoutOptions& options) {
+                                const LayoutOptions& options,
+                                bool on_host) {
   if (!config.has_linear_attention()) return 0;
-  const auto shape = linear_state_shape(config, tp, options.alignment);
+  const auto shape = linear_state_shape(config, tp, options.alignment, on_host);
   const auto element = distckpt::size_of(options.dtype);
   const auto of_layer = shape.channels * (shape.kernel - 1 + shape.rows) * element +
                         shape.heads * shape.key_dim * shape.value_dim * kFp32 +

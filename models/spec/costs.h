@@ -61,8 +61,9 @@ std::int64_t key_value_bytes(const TransformerConfig& config,
 
 // The states that generation keeps of a sequence in a layer with a gated delta net, on a tensor
 // parallel rank: inputs of the convolution [kernel - 1, channels], the recurrent state [heads,
-// key_dim, value_dim] in fp32, and in kBitwise what came behind the last whole chunk of the delta
-// rule: outputs of the convolution [rows, channels], decays (fp32) and betas [rows, heads].
+// key_dim, value_dim] in fp32, and on the host in kBitwise what came behind the last whole chunk of
+// the delta rule: outputs of the convolution [rows, channels], decays (fp32) and betas [rows,
+// heads].
 struct LinearStateShape {
   std::int64_t channels = 0;
   std::int64_t kernel = 0;
@@ -73,7 +74,8 @@ struct LinearStateShape {
 };
 LinearStateShape linear_state_shape(const TransformerConfig& config,
                                     std::int64_t tp,
-                                    Alignment alignment);
+                                    Alignment alignment,
+                                    bool on_host);
 // Slots for such states in an engine that computes so many sequences at a time: theirs and, if it
 // caches prefixes, those of the prefixes that sequences begin with, and one for rows that nobody
 // reads. None in models without.
@@ -89,7 +91,8 @@ LinearStateSlots linear_state_slots(const TransformerConfig& config,
 // Bytes of a sequence's states in all such layers; 0 in models without.
 std::int64_t linear_state_bytes(const TransformerConfig& config,
                                 std::int64_t tp,
-                                const LayoutOptions& options);
+                                const LayoutOptions& options,
+                                bool on_host);
 
 // A chunk of a model as a rank runs it. Its pointers must outlive it.
 struct ChunkOnRank {

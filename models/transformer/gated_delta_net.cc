@@ -1,7 +1,9 @@
 #include "models/transformer/gated_delta_net.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
+#include <algorithm>
 #include <array>
 #include <utility>
 #include <vector>
@@ -11,6 +13,7 @@
 #include "models/kernels/product/linear.h"
 #include "models/kernels/whole_vectors.h"
 #include "models/tensor_parallel/mappings.h"
+#include "models/transformer/recompute.h"
 
 namespace ferry::models {
 namespace {
@@ -57,35 +60,28 @@ class GatedDeltaNet : public Attention {
       parts[i] = linear_slice(x, in_proj_[i], {}, setup_.alignment());
     if (context.inference == nullptr) {
       const auto& batch = *context.batch;
-      const auto mine = of_my_heads(parts, batch);
-      const auto output = norm_and_gate(of_batch(rows_of(mine), batch), mine[kZ]);
+      const auto core = core_of(of_my_heads(parts, batch));
+      const auto& lengths = batch.padded_lengths();
+      const auto output = walks_tokens(core) ? walk(core, lengths) : by_formulas(core, lengths);
       return out_proj_.forward(
           all_to_all_hidden_to_sequence(batch.in_rank_order(output), setup_.mesh.cp()));
     }
-    const auto& z = parts[kZ];
-    const auto mixed = mixed_of(parts);
-    const auto rows = [&] { return rows_of(parts); };
-    const auto gated = [&](const at::Tensor& attended) { return norm_and_gate(attended, z); };
+    const auto core = core_of(parts);
     const auto& step_rows = context.inference->linear_rows();
     const auto& states = context.inference->linear_states(layer_);
-    if (!has_kernels(mixed)) return out_proj_.forward(gated(step(rows(), step_rows, states)));
-    const bool all_decode = std::cmp_equal(step_rows.decodes.size(), z.size(0));
-    auto output = !step_rows.chunks.empty() ? gated(begin_sequences(rows(), step_rows, states))
-                  : all_decode              ? at::empty_like(z)
-                                            : at::zeros_like(z);  // padding rows, too
-    delta_step_cuda({.mixed = mixed,
-                     .conv_weight = conv_weight(),
-                     .alpha = parts[kAlpha],
-                     .beta = parts[kBeta],
-                     .a_log = a_log_,
-                     .dt_bias = dt_bias_,
-                     .gate = z,
-                     .norm = out_norm_,
-                     .epsilon = setup_.config.layernorm_epsilon,
-                     .key_heads = in_proj_[kKey].size(0) / setup_.config.linear_key_head_dim,
-                     .rows = step_rows.decode_rows,
-                     .slots = step_rows.decode_slots},
-                    states.conv, states.recurrent, output);
+    const auto gated = [&](const at::Tensor& rows) { return norm_and_gate(rows, core.gate); };
+    if (!has_kernels(core.mixed))
+      return out_proj_.forward(gated(step(rows_of(core), core.conv_weight, step_rows, states)));
+    const bool all_decode = std::cmp_equal(step_rows.decodes.size(), core.gate.size(0));
+    at::Tensor output;
+    if (!step_rows.chunks.empty() && !walks_tokens(core)) {
+      output = gated(begin_sequences(rows_of(core), core.conv_weight, step_rows, states));
+    } else {
+      output = all_decode ? at::empty_like(core.gate) : at::zeros_like(core.gate);  // padding, too
+      if (!step_rows.chunks.empty()) walk_sequences(core, step_rows, states, output);
+    }
+    delta_step_cuda(core, step_rows.decode_rows, step_rows.decode_slots, states.conv,
+                    states.recurrent, output);
     return out_proj_.forward(output);
   }
 
@@ -94,11 +90,18 @@ class GatedDeltaNet : public Attention {
   static constexpr std::array<const char*, 6> kParts{"query", "key", "value", "z", "beta", "alpha"};
   static constexpr std::size_t kConvolved = 3;          // query, key, value
   using Parts = std::array<at::Tensor, kParts.size()>;  // [tokens, channels] each
+  static constexpr std::array kTensors{
+      &DeltaCore::mixed, &DeltaCore::conv_weight, &DeltaCore::alpha,   &DeltaCore::beta,
+      &DeltaCore::gate,  &DeltaCore::a_log,       &DeltaCore::dt_bias, &DeltaCore::norm};
 
   bool has_kernels(const at::Tensor& mixed) const {
     const auto& config = setup_.config;
-    return setup_.alignment() == Alignment::kFast &&
-           delta_cuda_supports(mixed, config.linear_key_head_dim, config.linear_value_head_dim);
+    return delta_cuda_supports(mixed, config.linear_key_head_dim, config.linear_value_head_dim);
+  }
+
+  // In kBitwise on a GPU trainer and rollout compute one token after another, by one kernel.
+  bool walks_tokens(const DeltaCore& core) const {
+    return setup_.alignment() == Alignment::kBitwise && core.mixed.is_cuda();
   }
 
   // A tensor's share of this rank among context parallel ones, by heads along its first dimension.
@@ -106,10 +109,6 @@ class GatedDeltaNet : public Attention {
     const auto& cp = setup_.mesh.cp();
     const auto share = of_heads.size(0) / cp.size();
     return of_heads.narrow(0, cp.rank() * share, share);
-  }
-
-  at::Tensor conv_weight() const {
-    return at::cat({my_share(conv1d_[0]), my_share(conv1d_[1]), my_share(conv1d_[2])});
   }
 
   // All heads of this rank's tokens -> its share of the heads, of all tokens of the pack
@@ -131,15 +130,27 @@ class GatedDeltaNet : public Attention {
     return mine;
   }
 
-  static at::Tensor mixed_of(const Parts& parts) {
-    return at::cat({parts[kQuery], parts[kKey], parts[kValue]}, 1);
+  // All of the layer between its projections, of this rank's share of the heads.
+  DeltaCore core_of(const Parts& mine) const {
+    const auto& config = setup_.config;
+    return {
+        .mixed = at::cat({mine[kQuery], mine[kKey], mine[kValue]}, 1),
+        .conv_weight = at::cat({my_share(conv1d_[0]), my_share(conv1d_[1]), my_share(conv1d_[2])}),
+        .alpha = mine[kAlpha],
+        .beta = mine[kBeta],
+        .gate = mine[kZ],
+        .a_log = my_share(a_log_),
+        .dt_bias = my_share(dt_bias_),
+        .norm = out_norm_,
+        .epsilon = config.layernorm_epsilon,
+        .key_heads = mine[kKey].size(1) / config.linear_key_head_dim};
   }
 
-  ProjectedRows rows_of(const Parts& parts) const {
-    const auto rate = my_share(-a_log_.to(at::kFloat).exp());
-    return {.mixed = mixed_of(parts),
-            .decay = rate * models::softplus(parts[kAlpha].to(at::kFloat) + my_share(dt_bias_)),
-            .beta = models::sigmoid(parts[kBeta])};
+  static ProjectedRows rows_of(const DeltaCore& core) {
+    const auto rate = -core.a_log.to(at::kFloat).exp();
+    return {.mixed = core.mixed,
+            .decay = rate * models::softplus(core.alpha.to(at::kFloat) + core.dt_bias),
+            .beta = models::sigmoid(core.beta)};
   }
 
   // -> [tokens, channels of all heads]
@@ -168,10 +179,40 @@ class GatedDeltaNet : public Attention {
     return delta_rows({rows.mixed.unsqueeze(0), rows.decay.unsqueeze(0), rows.beta.unsqueeze(0)});
   }
 
-  // Each sequence of the batch begins anew -> [tokens, heads, value_dim].
-  at::Tensor of_batch(const ProjectedRows& rows, const SequencePartition& batch) const {
-    const auto weight = conv_weight();
-    const auto& lengths = batch.padded_lengths();
+  // The bits of a token after another; the gradients of the formulas, which compute the layer once
+  // more for them.
+  at::Tensor walk(const DeltaCore& core, const std::vector<std::int64_t>& lengths) const {
+    const DeltaCore sizes{.epsilon = core.epsilon, .key_heads = core.key_heads};
+    const auto body = [this, sizes, lengths](const std::vector<at::Tensor>& inputs) {
+      auto own = sizes;
+      for (std::size_t i = 0; i < kTensors.size(); ++i) own.*kTensors[i] = inputs[i];
+      const auto trains = [](const at::Tensor& x) { return x.requires_grad(); };
+      if (at::GradMode::is_enabled() && std::ranges::any_of(inputs, trains))
+        return std::vector{by_formulas(own, lengths)};
+      std::vector<DeltaSpan> spans;
+      std::int64_t begin = 0;
+      for (const auto length : lengths) {
+        spans.push_back({.row_begin = begin, .num_rows = length});
+        begin += length;
+      }
+      auto output = at::empty_like(own.gate);
+      delta_walk_cuda(own, spans, {}, {}, output);
+      return std::vector{output};
+    };
+    std::vector<at::Tensor> inputs;
+    for (const auto member : kTensors) inputs.push_back(core.*member);
+    return recompute(body, inputs)[0];
+  }
+
+  // Each sequence begins anew -> [tokens, channels of all heads]. Differentiable.
+  at::Tensor by_formulas(const DeltaCore& core, const std::vector<std::int64_t>& lengths) const {
+    return norm_and_gate(of_batch(rows_of(core), core.conv_weight, lengths), core.gate);
+  }
+
+  // -> [tokens, heads, value_dim]
+  at::Tensor of_batch(const ProjectedRows& rows,
+                      const at::Tensor& weight,
+                      const std::vector<std::int64_t>& lengths) const {
     auto mixed = rows.mixed.split_with_sizes(lengths);
     for (auto& sequence : mixed) sequence = causal_conv1d(sequence, {}, weight);
     const auto joined = [](const std::vector<at::Tensor>& sequences) {
@@ -195,9 +236,9 @@ class GatedDeltaNet : public Attention {
 
   // The sequences of a step that begin or have several rows; the other rows' results are zeros.
   at::Tensor begin_sequences(const ProjectedRows& rows,
+                             const at::Tensor& weight,
                              const LinearRows& step_rows,
                              const LinearStates& states) const {
-    const auto weight = conv_weight();
     std::vector<at::Tensor> mixed;
     std::vector<at::Tensor> decay;
     std::vector<at::Tensor> beta;
@@ -205,7 +246,7 @@ class GatedDeltaNet : public Attention {
     std::vector<std::int64_t> lengths;
     for (const auto& sequence : step_rows.chunks) {
       const auto mine = rows.narrow(sequence.row_begin, sequence.num_rows);
-      mixed.push_back(convolve(mine.mixed, sequence, states, weight));
+      mixed.push_back(causal_conv1d(mine.mixed, keep_last(mine.mixed, sequence, states), weight));
       decay.push_back(mine.decay);
       beta.push_back(mine.beta);
       const auto state = states.recurrent[sequence.slot];
@@ -228,23 +269,39 @@ class GatedDeltaNet : public Attention {
     return output;
   }
 
-  // Convolves rows of a sequence behind the tokens before them, and keeps the last ones.
-  static at::Tensor convolve(const at::Tensor& mixed,
-                             const SequenceRows& sequence,
+  // The same in kBitwise: writes the rows of these sequences.
+  static void walk_sequences(const DeltaCore& core,
+                             const LinearRows& step_rows,
                              const LinearStates& states,
-                             const at::Tensor& weight) {
+                             const at::Tensor& output) {
+    std::vector<DeltaSpan> spans;
+    std::vector<at::Tensor> before;
+    for (const auto& sequence : step_rows.chunks) {
+      const auto mixed = core.mixed.narrow(0, sequence.row_begin, sequence.num_rows);
+      before.push_back(keep_last(mixed, sequence, states));
+      if (sequence.num_computed == 0) states.recurrent[sequence.slot].zero_();
+      spans.push_back(
+          {.row_begin = sequence.row_begin, .num_rows = sequence.num_rows, .slot = sequence.slot});
+    }
+    delta_walk_cuda(core, spans, at::stack(before), states.recurrent, output);
+  }
+
+  // Keeps the last rows of a sequence for the convolution of those to come, and returns what lay
+  // before the first, [kernel - 1, channels].
+  static at::Tensor keep_last(const at::Tensor& mixed,
+                              const SequenceRows& sequence,
+                              const LinearStates& states) {
     const auto kept = states.conv[sequence.slot];
     const auto before = sequence.num_computed == 0 ? at::zeros_like(kept) : kept.clone();
-    const auto inputs = at::cat({before, mixed});
-    kept.copy_(inputs.narrow(0, sequence.num_rows, before.size(0)));
-    return causal_conv1d(mixed, before, weight);
+    kept.copy_(at::cat({before, mixed}).narrow(0, sequence.num_rows, before.size(0)));
+    return before;
   }
 
   // A step of generation, which goes on from the states of the sequences.
   at::Tensor step(const ProjectedRows& rows,
+                  const at::Tensor& weight,
                   const LinearRows& step_rows,
                   const LinearStates& states) const {
-    const auto weight = conv_weight();
     const auto dim = setup_.config.linear_value_head_dim;
     auto output =
         at::zeros({rows.mixed.size(0), in_proj_[kValue].size(0) / dim, dim}, rows.mixed.options());
@@ -272,7 +329,7 @@ class GatedDeltaNet : public Attention {
     const bool begins = sequence.num_computed == 0;
     const auto mine = [&](const at::Tensor& of_slots) { return of_slots[sequence.slot]; };
     auto all = rows;
-    all.mixed = convolve(rows.mixed, sequence, states, weight);
+    all.mixed = causal_conv1d(rows.mixed, keep_last(rows.mixed, sequence, states), weight);
     const auto open = bitwise ? sequence.num_computed % kDeltaChunk : 0;
     if (open > 0) {
       const auto with = [&](const at::Tensor& kept, const at::Tensor& more) {

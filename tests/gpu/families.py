@@ -9,7 +9,7 @@ Needs torch, transformers and Pillow, and two GPUs. FOLDER, which must not exist
     sft         the loss and the gradients' norm of the first step are those of the host within 1 and 3 %, and the third loss is lower
     grpo        in `bitwise` the rollout's log-probabilities are the actor's; in `fast` their KL divergence is below 0.1
 
-Gated delta nets have no `bitwise` on a GPU, and are asked for `fast` alone. Prints a line for each run; the last line is "N passed, N failed"."""
+Logits of gated delta nets are not compared: their `bitwise` on a GPU is the rollout's and the trainer's alone (docs/numerics.md). Prints a line for each run; the last line is "N passed, N failed"."""
 import argparse
 import json
 import os
@@ -54,8 +54,9 @@ FAMILIES = {  # name: (class of transformers, changes of SHAPE)
 }
 SEEING_TEXT = SHAPE | dict(rope_parameters={"rope_type": "default", "rope_theta": 5e6, "mrope_section": [12, 10, 10], "mrope_interleaved": True})
 SEEING_VISION = dict(hidden_size=288, intermediate_size=512, num_heads=4, out_hidden_size=256)  # heads of 72 channels, as those of the hub
-NOT_BITWISE = {"qwen3_next"}
+OF_THEIR_OWN = {"qwen3_next"}  # logits in `bitwise` that are not those of transformers
 STARTS = threading.Lock()  # ports come from one generator
+ALIGNMENTS = ("fast", "bitwise")
 LONGEST = 300  # seconds of a run
 
 
@@ -64,7 +65,6 @@ class Family:
         self.name, self.folder = name, folder
         self.kind, self.changes = FAMILIES[name]
         self.sees, self.routes = "VL" in self.kind, any("experts" in key for key in self.changes)
-        self.alignments = ["fast"] if name in NOT_BITWISE else ["fast", "bitwise"]
 
     def write(self):
         self.folder.mkdir()
@@ -153,18 +153,18 @@ def fault_of_reinforcing(found, alignment):
 
 def checks_of(family, device, host):
     """Names and calls that return what is wrong, or nothing. `host` is a call that returns the fine-tuning on the host."""
-    if "bitwise" in family.alignments:
+    if family.name not in OF_THEIR_OWN:
         yield "logits", lambda: compare_logits(family, device)
-    tuned = [(1, "", alignment, {}) for alignment in family.alignments]
+    tuned = [(1, "", alignment, {}) for alignment in ALIGNMENTS]
     tuned += [(2, f" {name}", "fast", more) for name, more in meshes(family, "engine").items()]
-    tuned += [(2, " tp2", "bitwise", meshes(family, "engine")["tp2"])] if "bitwise" in family.alignments else []
+    tuned += [(2, " tp2", "bitwise", meshes(family, "engine")["tp2"])]
     tuned.append((1, " recomputed", "fast", {"engine.recompute_granularity": "full", "engine.recompute_method": "uniform", "engine.recompute_num_layers": 1}))
     for ranks, name, alignment, more in tuned:
         label = alignment + name
         yield f"sft {label}", lambda r=ranks, n=label, m={"engine.alignment": alignment} | more: fault_of_tuning(fine_tune(family, r, n, device, **m), host())
     actor = meshes(family, f"{ACTOR}.megatron")
-    learned = [(1, "", alignment, {}) for alignment in family.alignments] + [(2, " pp2", "fast", actor["pp2"])]
-    learned += [(2, " tp2", "bitwise", actor["tp2"] | {f"{ROLLOUT}.tensor_model_parallel_size": 2})] if "bitwise" in family.alignments else []
+    learned = [(1, "", alignment, {}) for alignment in ALIGNMENTS] + [(2, " pp2", "fast", actor["pp2"])]
+    learned += [(2, " tp2", "bitwise", actor["tp2"] | {f"{ROLLOUT}.tensor_model_parallel_size": 2})]
     for ranks, name, alignment, more in learned:
         label = alignment + name
         yield f"grpo {label}", lambda r=ranks, n=label, a=alignment, m=more: fault_of_reinforcing(reinforce(family, r, n, device, a, **m), a)

@@ -7,6 +7,7 @@
 // torchrun starts them.
 // REFERENCE: of hf_reference.py --gradients, in the dtype that is run.
 #include <ATen/ATen.h>
+#include <fmt/format.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -117,8 +118,18 @@ void run(const Flags& flags, models::World& world) {
                                   .dump()
                                   .c_str());
         } else {
-          require(ours.equal(first.at(at++)), ErrorKind::kBug,
-                  "{}: another gradient in the second run", model->parameters().all()[i].spec.key);
+          const auto& before = first.at(at++);
+          if (ours.equal(before)) continue;
+          const auto differ = ours.ne(before);  // NaN differs from itself
+          throw Error(ErrorKind::kBug,
+                      fmt::format("rank {}: {}: {} of {} numbers are others in the second run: {} "
+                                  "became {}, the first of them; NaN before: {}, after: {}",
+                                  world.rank(), model->parameters().all()[i].spec.key,
+                                  differ.sum().item<std::int64_t>(), ours.numel(),
+                                  before.masked_select(differ)[0].item<double>(),
+                                  ours.masked_select(differ)[0].item<double>(),
+                                  before.isnan().sum().item<std::int64_t>(),
+                                  ours.isnan().sum().item<std::int64_t>()));
         }
       }
     }

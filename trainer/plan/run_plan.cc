@@ -196,7 +196,8 @@ std::int64_t state_bytes(const RolloutSetup& rollout, const ModelOnRank& model) 
              model.config(), settings.max_num_seqs,
              settings.enable_prefix_caching && settings.enable_chunked_prefill)
              .total() *
-         models::linear_state_bytes(model.config(), model.mesh().tp(), model.layout());
+         models::linear_state_bytes(model.config(), model.mesh().tp(), model.layout(),
+                                    model.on_host());
 }
 
 // True if a rank generates, and its cache has no room for a sequence.

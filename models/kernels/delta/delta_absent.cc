@@ -6,7 +6,19 @@ namespace ferry::models {
 bool delta_cuda_supports(const at::Tensor&, std::int64_t, std::int64_t) {
   return false;
 }
-void delta_step_cuda(const DeltaStepRows&,
+bool delta_cuda_supports(std::int64_t, std::int64_t, std::int64_t) {
+  return false;
+}
+void delta_step_cuda(const DeltaCore&,
+                     const at::Tensor&,
+                     const at::Tensor&,
+                     const at::Tensor&,
+                     const at::Tensor&,
+                     const at::Tensor&) {
+  no_cuda();
+}
+void delta_walk_cuda(const DeltaCore&,
+                     std::span<const DeltaSpan>,
                      const at::Tensor&,
                      const at::Tensor&,
                      const at::Tensor&) {

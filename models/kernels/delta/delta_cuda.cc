@@ -106,6 +106,50 @@ class DeltaStates : public torch::autograd::Function<DeltaStates> {
   }
 };
 
+// Owns what a launch reads.
+struct CoreOnDevice {
+  CoreOnDevice(const DeltaCore& core, const at::Tensor& output)
+      : mixed(core.mixed.contiguous()),
+        conv_weight(core.conv_weight.contiguous()),
+        alpha(core.alpha.contiguous()),
+        beta(core.beta.contiguous()),
+        gate(core.gate.contiguous()),
+        a_log(in_fp32(core.a_log)),
+        dt_bias(in_fp32(core.dt_bias)),
+        norm(in_fp32(core.norm)),
+        convolved(at::empty_like(mixed)) {
+    const auto heads = core.alpha.size(1);
+    const auto value_dim = core.norm.size(0);
+    const auto key_dim =
+        (mixed.size(1) - heads * value_dim) / (2 * std::max<std::int64_t>(1, core.key_heads));
+    const auto taps = core.conv_weight.size(2);
+    require(delta_cuda_supports(mixed, key_dim, value_dim) &&
+                delta_cuda_supports(key_dim, value_dim, taps) && output.is_contiguous() &&
+                heads % core.key_heads == 0,
+            ErrorKind::kBug, "tokens of the delta rule in a form that its kernels do not know");
+    tokens = {.mixed = mixed.const_data_ptr(),
+              .conv_weight = conv_weight.const_data_ptr(),
+              .convolved = convolved.mutable_data_ptr(),
+              .alpha = alpha.const_data_ptr(),
+              .beta = beta.const_data_ptr(),
+              .a_log = a_log.const_data_ptr<float>(),
+              .dt_bias = dt_bias.const_data_ptr<float>(),
+              .gate = gate.const_data_ptr(),
+              .norm = norm.const_data_ptr<float>(),
+              .output = output.mutable_data_ptr(),
+              .key_heads = static_cast<int>(core.key_heads),
+              .heads = static_cast<int>(heads),
+              .taps = static_cast<int>(taps),
+              .epsilon = static_cast<float>(core.epsilon)};
+  }
+
+  at::Tensor mixed, conv_weight, alpha, beta, gate, a_log, dt_bias, norm, convolved;
+  launch::DeltaTokens tokens;
+
+ private:
+  static at::Tensor in_fp32(const at::Tensor& x) { return x.to(at::kFloat).contiguous(); }
+};
+
 // x [1, tokens, ..], each sequence followed by zeros up to a whole chunk.
 at::Tensor in_whole_chunks(const at::Tensor& x, std::span<const std::int64_t> lengths) {
   if (std::ranges::all_of(lengths, [](auto length) { return length % kDeltaChunk == 0; })) return x;
@@ -128,47 +172,58 @@ bool delta_cuda_supports(const at::Tensor& rows, std::int64_t key_dim, std::int6
          value_dim == launch::kDeltaDim;
 }
 
-void delta_step_cuda(const DeltaStepRows& rows,
+bool delta_cuda_supports(std::int64_t key_dim, std::int64_t value_dim, std::int64_t taps) {
+  return key_dim == launch::kDeltaDim && value_dim == launch::kDeltaDim && taps > 1 &&
+         taps <= launch::kMostTaps;
+}
+
+void delta_step_cuda(const DeltaCore& core,
+                     const at::Tensor& rows,
+                     const at::Tensor& slots,
                      const at::Tensor& conv,
                      const at::Tensor& recurrent,
                      const at::Tensor& output) {
-  const auto heads = rows.alpha.size(1);
-  const auto taps = rows.conv_weight.size(2);
-  require(delta_cuda_supports(rows.mixed, recurrent.size(2), recurrent.size(3)) &&
-              taps <= launch::kMostTaps && conv.is_contiguous() && recurrent.is_contiguous() &&
-              output.is_contiguous() && heads % rows.key_heads == 0,
-          ErrorKind::kBug, "a step of the delta rule in a form that its kernel does not know");
-  const c10::cuda::CUDAGuard device(rows.mixed.device());
-  const auto mixed = rows.mixed.contiguous();
-  const auto weight = rows.conv_weight.contiguous();
-  const auto alpha = rows.alpha.contiguous();
-  const auto beta = rows.beta.contiguous();
-  const auto gate = rows.gate.contiguous();
-  const auto wide = [](const at::Tensor& x) { return x.to(at::kFloat).contiguous(); };
-  const auto a_log = wide(rows.a_log);
-  const auto dt_bias = wide(rows.dt_bias);
-  const auto norm = wide(rows.norm);
-  const auto convolved = at::empty_like(mixed);
-  check(launch::delta_step({.mixed = mixed.const_data_ptr(),
-                            .conv_weight = weight.const_data_ptr(),
-                            .convolved = convolved.mutable_data_ptr(),
-                            .conv_states = conv.mutable_data_ptr(),
-                            .rows = rows.rows.const_data_ptr<std::int64_t>(),
-                            .slots = rows.slots.const_data_ptr<std::int64_t>(),
-                            .alpha = alpha.const_data_ptr(),
-                            .beta = beta.const_data_ptr(),
-                            .a_log = a_log.const_data_ptr<float>(),
-                            .dt_bias = dt_bias.const_data_ptr<float>(),
-                            .states = recurrent.mutable_data_ptr<float>(),
-                            .gate = gate.const_data_ptr(),
-                            .norm = norm.const_data_ptr<float>(),
-                            .output = output.mutable_data_ptr(),
-                            .sequences = static_cast<int>(rows.rows.size(0)),
-                            .key_heads = static_cast<int>(rows.key_heads),
-                            .heads = static_cast<int>(heads),
-                            .taps = static_cast<int>(taps),
-                            .epsilon = static_cast<float>(rows.epsilon)},
-                           stream()));
+  const c10::cuda::CUDAGuard device(core.mixed.device());
+  CoreOnDevice on(core, output);
+  require(conv.is_contiguous() && recurrent.is_contiguous(), ErrorKind::kBug,
+          "states of the delta rule with strides");
+  on.tokens.rows = rows.const_data_ptr<std::int64_t>();
+  on.tokens.slots = slots.const_data_ptr<std::int64_t>();
+  on.tokens.states = recurrent.mutable_data_ptr<float>();
+  on.tokens.sequences = static_cast<int>(rows.size(0));
+  check(launch::delta_step(on.tokens, conv.mutable_data_ptr(), stream()));
+}
+
+void delta_walk_cuda(const DeltaCore& core,
+                     std::span<const DeltaSpan> spans,
+                     const at::Tensor& before,
+                     const at::Tensor& recurrent,
+                     const at::Tensor& output) {
+  const c10::cuda::CUDAGuard device(core.mixed.device());
+  CoreOnDevice on(core, output);
+  const auto count = static_cast<std::int64_t>(spans.size());
+  std::vector<std::int64_t> numbers(3 * spans.size());
+  std::int64_t most = 0;
+  for (std::size_t i = 0; i < spans.size(); ++i) {
+    numbers[i] = spans[i].row_begin;
+    numbers[spans.size() + i] = spans[i].num_rows;
+    numbers[2 * spans.size() + i] = spans[i].slot;
+    most = std::max(most, spans[i].num_rows);
+  }
+  const auto sent =
+      at::tensor(numbers, at::kLong).pin_memory().to(core.mixed.device(), /*non_blocking=*/true);
+  on.tokens.rows = sent.const_data_ptr<std::int64_t>();
+  on.tokens.counts = on.tokens.rows + count;
+  on.tokens.slots = on.tokens.counts + count;
+  on.tokens.sequences = static_cast<int>(count);
+  if (recurrent.defined()) {
+    require(recurrent.is_contiguous(), ErrorKind::kBug, "states of the delta rule with strides");
+    on.tokens.states = recurrent.mutable_data_ptr<float>();
+  }
+  at::Tensor convolution;
+  if (before.defined()) convolution = before.contiguous();
+  check(launch::delta_walk(
+      on.tokens, convolution.defined() ? convolution.const_data_ptr() : nullptr, most, stream()));
 }
 
 DeltaResult packed_gated_delta_rule(const DeltaRows& rows,

@@ -11,30 +11,37 @@ namespace ferry::models::launch {
 constexpr std::int64_t kDeltaDim = 128;
 constexpr std::int64_t kMostTaps = 4;  // of a convolution
 
-// One token of each sequence: bf16 rows, states by slots. Rows of `mixed`, `gate`, `alpha` and
-// `beta` lie one behind another.
-struct DeltaStep {
-  const void* mixed = nullptr;          // [rows, channels]: before the convolution
-  const void* conv_weight = nullptr;    // [channels, taps]
-  void* convolved = nullptr;            // [rows, channels], to write
-  void* conv_states = nullptr;          // [slots, taps - 1, channels]
-  const std::int64_t* rows = nullptr;   // [sequences]: the row of each
-  const std::int64_t* slots = nullptr;  // [sequences]
-  const void* alpha = nullptr;          // [rows, heads]
-  const void* beta = nullptr;           // [rows, heads]: before sigmoid
-  const float* a_log = nullptr;         // [heads]
-  const float* dt_bias = nullptr;       // [heads]
-  float* states = nullptr;              // [slots, heads, kDeltaDim, kDeltaDim]
-  const void* gate = nullptr;           // [rows, heads, kDeltaDim]
-  const float* norm = nullptr;          // [kDeltaDim]: the weight less one
-  void* output = nullptr;               // [rows, heads, kDeltaDim]
+// Tokens of sequences: bf16 rows, states by slots. Rows of `mixed`, `gate`, `alpha` and `beta` lie
+// one behind another.
+struct DeltaTokens {
+  const void* mixed = nullptr;           // [rows, channels]: before the convolution
+  const void* conv_weight = nullptr;     // [channels, taps]
+  void* convolved = nullptr;             // [rows, channels], to write
+  const std::int64_t* rows = nullptr;    // [sequences]: the first row of each
+  const std::int64_t* counts = nullptr;  // [sequences]: the rows of each, or null: one
+  const std::int64_t* slots = nullptr;   // [sequences], or null where there are no states
+  const void* alpha = nullptr;           // [rows, heads]
+  const void* beta = nullptr;            // [rows, heads]: before sigmoid
+  const float* a_log = nullptr;          // [heads]
+  const float* dt_bias = nullptr;        // [heads]
+  float* states = nullptr;               // [slots, heads, kDeltaDim, kDeltaDim], or null: zeros
+  const void* gate = nullptr;            // [rows, heads, kDeltaDim]
+  const float* norm = nullptr;           // [kDeltaDim]: the weight less one
+  void* output = nullptr;                // [rows, heads, kDeltaDim]
   int sequences = 0;
   int key_heads = 0;
   int heads = 0;
   int taps = 0;
   float epsilon = 0;
 };
-cudaError_t delta_step(const DeltaStep& step, cudaStream_t stream);
+// One token of each sequence; moves conv_states on, [slots, taps - 1, channels].
+cudaError_t delta_step(const DeltaTokens& tokens, void* conv_states, cudaStream_t stream);
+// Several, at most `most` of one sequence, one after another; with the bits of so many steps.
+// `before`: [sequences, taps - 1, channels], what the convolution sees before them; null: zeros.
+cudaError_t delta_walk(const DeltaTokens& tokens,
+                       const void* before,
+                       std::int64_t most,
+                       cudaStream_t stream);
 
 // Chunks of 64 tokens of each sequence one after another, or backwards: Y = A + B S, then S = decay
 // S + C^T Y + R. bf16 but for `decay`, `initial` and `last`. Sequence i has the chunks from

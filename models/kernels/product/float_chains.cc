@@ -5,6 +5,8 @@
 #include <algorithm>
 
 #define FERRY_AVX2 __attribute__((target("avx2,fma")))
+// Without FMA, which no compiler can make of a product and a sum then.
+#define FERRY_AVX2_ALONE __attribute__((target("avx2")))
 
 namespace ferry::models::host {
 namespace {
@@ -191,27 +193,58 @@ void multiply_lanes(const FloatMatrices& m, const FloatTile& tile) {
   }
 }
 
-FERRY_AVX2 void solve_triangle(const UnitTriangle& t) {
+namespace {
+
+// Solves row i of `panel`, in which those before it are.
+FERRY_AVX2 void solve_row(const UnitTriangle& t, std::int64_t i, FloatPanel& panel) {
+  const auto* const l = t.l + i * t.l_row;
+  const auto own = i / t.block * t.block;
+  for (const std::int64_t half : {0, 8}) {
+    auto sum = _mm256_setzero_ps();
+    for (std::int64_t j = 0; j < own; ++j)
+      sum = _mm256_fmadd_ps(_mm256_set1_ps(l[j * t.l_column]), _mm256_load_ps(panel.of[j] + half),
+                            sum);
+    auto left = _mm256_sub_ps(_mm256_load_ps(panel.of[i] + half), sum);
+    for (auto j = own; j < i; ++j)
+      left = _mm256_fnmadd_ps(_mm256_set1_ps(l[j * t.l_column]), _mm256_load_ps(panel.of[j] + half),
+                              left);
+    _mm256_store_ps(panel.of[i] + half, left);
+  }
+}
+
+FERRY_AVX2_ALONE inline __m256 product(float l, const float* x) {
+  return _mm256_mul_ps(_mm256_set1_ps(l), _mm256_load_ps(x));
+}
+
+FERRY_AVX2_ALONE void solve_row_in_lanes(const UnitTriangle& t, std::int64_t i, FloatPanel& panel) {
+  const auto* const l = t.l + i * t.l_row;
+  for (const std::int64_t half : {0, 8}) {
+    const auto zero = _mm256_setzero_ps();
+    __m256 lanes[4] = {zero, zero, zero, zero};
+    std::int64_t j = 0;
+    for (; j + 4 <= i; j += 4) {
+      for (std::int64_t lane = 0; lane < 4; ++lane)
+        lanes[lane] = _mm256_add_ps(lanes[lane],
+                                    product(l[(j + lane) * t.l_column], panel.of[j + lane] + half));
+    }
+    auto sum = _mm256_add_ps(_mm256_add_ps(lanes[0], lanes[2]), _mm256_add_ps(lanes[1], lanes[3]));
+    for (; j < i; ++j) sum = _mm256_add_ps(sum, product(l[j * t.l_column], panel.of[j] + half));
+    _mm256_store_ps(panel.of[i] + half, _mm256_sub_ps(_mm256_load_ps(panel.of[i] + half), sum));
+  }
+}
+
+}  // namespace
+
+void solve_triangle(const UnitTriangle& t) {
   alignas(64) thread_local FloatPanel panel;
+  const auto solve = t.in_lanes ? solve_row_in_lanes : solve_row;
   for (std::int64_t column = 0; column < t.columns; column += kWidth) {
     const auto columns = std::min(kWidth, t.columns - column);
     for (std::int64_t i = 0; i < t.rows; ++i) {
       auto* const row = panel.of[i];
       auto* const x = t.x + i * t.x_row + column;
       std::fill(std::copy_n(x, columns, row), row + kWidth, 0.0F);
-      const auto* const l = t.l + i * t.l_row;
-      const auto own = i / t.block * t.block;
-      for (const std::int64_t half : {0, 8}) {
-        auto sum = _mm256_setzero_ps();
-        for (std::int64_t j = 0; j < own; ++j)
-          sum = _mm256_fmadd_ps(_mm256_set1_ps(l[j * t.l_column]),
-                                _mm256_load_ps(panel.of[j] + half), sum);
-        auto left = _mm256_sub_ps(_mm256_load_ps(row + half), sum);
-        for (auto j = own; j < i; ++j)
-          left = _mm256_fnmadd_ps(_mm256_set1_ps(l[j * t.l_column]),
-                                  _mm256_load_ps(panel.of[j] + half), left);
-        _mm256_store_ps(row + half, left);
-      }
+      solve(t, i, panel);
       std::copy_n(row, columns, x);
     }
   }

@@ -51,6 +51,10 @@ struct UnitTriangle {
   // A row takes the products with rows of earlier blocks as a chain from zero, which is subtracted,
   // and then those of its own block one by one.
   std::int64_t block = 0;
+  // Instead, without FMA: four sums, of every fourth product each with the rows before the last
+  // multiple of four, are added as ((0 + 2) + (1 + 3)), then come the products that are left, and
+  // the sum is subtracted.
+  bool in_lanes = false;
 };
 
 bool has_avx2_and_fma();

@@ -25,10 +25,10 @@ at::Tensor solution_of_libtorch(const at::Tensor& system, const at::Tensor& righ
 }
 
 // `transposed`: of the upper triangle that the transposed system is.
-at::Tensor solve_in_blocks(const at::Tensor& system,
-                           const at::Tensor& right,
-                           bool transposed,
-                           std::int64_t block) {
+at::Tensor solve_in_order(const at::Tensor& system,
+                          const at::Tensor& right,
+                          bool transposed,
+                          TriangleOrder order) {
   require(
       host::has_avx2_and_fma(), ErrorKind::kDevice,
       "this processor has no AVX2 and FMA, which systems in fp32 are solved by in bitwise mode");
@@ -52,7 +52,8 @@ at::Tensor solve_in_blocks(const at::Tensor& system,
                                 .x_row = columns,
                                 .rows = n,
                                 .columns = columns,
-                                .block = block};
+                                .block = order == TriangleOrder::kBlocks ? kBlockOfAvx512 : n,
+                                .in_lanes = order == TriangleOrder::kLanes};
     if (transposed) {  // from the last row to the first one, it is a lower triangle
       triangle.l += n * n - 1;
       triangle.l_row = -1;
@@ -75,14 +76,14 @@ class TriangularSolution : public torch::autograd::Function<TriangularSolution> 
   static at::Tensor forward(torch::autograd::AutogradContext* context,
                             const at::Tensor& system,
                             const at::Tensor& right) {
-    auto solution = solve_in_blocks(system, right, false, triangle_block());
+    auto solution = solve_in_order(system, right, false, triangle_order());
     context->save_for_backward({system, solution});
     return solution;
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  const torch::autograd::variable_list& grads) {
     const auto saved = context->get_saved_variables();
-    const auto of_right = solve_in_blocks(saved[0], grads[0], true, triangle_block());
+    const auto of_right = solve_in_order(saved[0], grads[0], true, triangle_order());
     at::Tensor of_system;
     if (context->needs_input_grad(0))
       of_system =
@@ -91,7 +92,7 @@ class TriangularSolution : public torch::autograd::Function<TriangularSolution> 
   }
 };
 
-std::int64_t measured_block() {
+TriangleOrder measured_order() {
   constexpr std::int64_t kRows = 64;
   constexpr std::int64_t kColumns = 8;
   const at::NoGradGuard no_grad;
@@ -107,16 +108,30 @@ std::int64_t measured_block() {
   };
   fill(system);
   fill(right);
-  const auto in_blocks = solve_in_blocks(system, right, false, kBlockOfAvx512);
-  return at::equal(solution_of_libtorch(system, right), in_blocks) ? kBlockOfAvx512
-                                                                   : host::kLongestChain;
+  const auto theirs = solution_of_libtorch(system, right);
+  for (const auto order : {TriangleOrder::kBlocks, TriangleOrder::kLanes}) {
+    if (at::equal(theirs, solve_in_order(system, right, false, order))) return order;
+  }
+  return TriangleOrder::kRows;
 }
 
 }  // namespace
 
-std::int64_t triangle_block() {
-  static const auto block = measured_block();
-  return block;
+std::string_view name_of(TriangleOrder order) {
+  switch (order) {
+    case TriangleOrder::kRows:
+      return "row by row";
+    case TriangleOrder::kBlocks:
+      return "blocks of 48 rows";
+    case TriangleOrder::kLanes:
+      return "in four lanes";
+  }
+  return "";
+}
+
+TriangleOrder triangle_order() {
+  static const auto order = measured_order();
+  return order;
 }
 
 at::Tensor solve_unit_triangular(const at::Tensor& system,

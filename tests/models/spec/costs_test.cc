@@ -41,13 +41,15 @@ TEST(Flops, OfAHybridHaveTheRecurrenceOfItsDeltaNets) {
 // Each of two ranks has 28 channels and two heads of 6 x 8.
 TEST(LinearStates, AreSharedOutWithTheHeads) {
   const auto config = small_hybrid();
-  const auto bytes = [&](Alignment alignment) {
-    return linear_state_bytes(config, 2, {.alignment = alignment, .dtype = distckpt::DType::kBF16});
+  const auto bytes = [&](Alignment alignment, bool on_host) {
+    return linear_state_bytes(config, 2, {.alignment = alignment, .dtype = distckpt::DType::kBF16},
+                              on_host);
   };
   const auto channels = 6 + 6 + 16;
   const auto state = 2 * channels * 2 + 2 * 6 * 8 * 4;
-  EXPECT_EQ(bytes(Alignment::kFast), 2 * state);
-  EXPECT_EQ(bytes(Alignment::kBitwise), 2 * (state + 63 * (channels * 2 + 2 * (2 + 4))));
+  EXPECT_EQ(bytes(Alignment::kFast, true), 2 * state);
+  EXPECT_EQ(bytes(Alignment::kBitwise, false), 2 * state);
+  EXPECT_EQ(bytes(Alignment::kBitwise, true), 2 * (state + 63 * (channels * 2 + 2 * (2 + 4))));
   EXPECT_EQ(key_value_bytes(config, 1, {.dtype = distckpt::DType::kBF16}), 2 * 2 * 5 * 2);
   EXPECT_EQ(linear_state_slots(config, 20, false).total(), 20 + 1);
   EXPECT_EQ(linear_state_slots(config, 20, true).total(), 20 + 3 + 1);
