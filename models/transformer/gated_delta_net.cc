@@ -69,17 +69,14 @@ class GatedDeltaNet : public Attention {
     const auto core = core_of(parts);
     const auto& step_rows = context.inference->linear_rows();
     const auto& states = context.inference->linear_states(layer_);
-    const auto gated = [&](const at::Tensor& rows) { return norm_and_gate(rows, core.gate); };
-    if (!has_kernels(core.mixed))
-      return out_proj_.forward(gated(step(rows_of(core), core.conv_weight, step_rows, states)));
-    const bool all_decode = std::cmp_equal(step_rows.decodes.size(), core.gate.size(0));
-    at::Tensor output;
-    if (!step_rows.chunks.empty() && !walks_tokens(core)) {
-      output = gated(begin_sequences(rows_of(core), core.conv_weight, step_rows, states));
-    } else {
-      output = all_decode ? at::empty_like(core.gate) : at::zeros_like(core.gate);  // padding, too
-      if (!step_rows.chunks.empty()) walk_sequences(core, step_rows, states, output);
+    if (!has_kernels(core.mixed)) {
+      const auto attended = step(rows_of(core), core.conv_weight, step_rows, states);
+      return out_proj_.forward(norm_and_gate(attended, core.gate));
     }
+    const bool all_decode = std::cmp_equal(step_rows.decodes.size(), core.gate.size(0));
+    const auto output =
+        all_decode ? at::empty_like(core.gate) : at::zeros_like(core.gate);  // padding rows, too
+    if (!step_rows.chunks.empty()) walk_sequences(core, step_rows, states, output);
     delta_step_cuda(core, step_rows.decode_rows, step_rows.decode_slots, states.conv,
                     states.recurrent, output);
     return out_proj_.forward(output);
@@ -99,7 +96,7 @@ class GatedDeltaNet : public Attention {
     return delta_cuda_supports(mixed, config.linear_key_head_dim, config.linear_value_head_dim);
   }
 
-  // In kBitwise on a GPU trainer and rollout compute one token after another, by one kernel.
+  // On a GPU the rollout computes one token after another; in kBitwise so does the trainer.
   bool walks_tokens(const DeltaCore& core) const {
     return setup_.alignment() == Alignment::kBitwise && core.mixed.is_cuda();
   }
@@ -220,7 +217,7 @@ class GatedDeltaNet : public Attention {
     };
     if (has_kernels(rows.mixed)) {
       const ProjectedRows convolved{.mixed = joined(mixed), .decay = rows.decay, .beta = rows.beta};
-      return packed_gated_delta_rule(one_sequence(convolved), lengths, {}).output.squeeze(0);
+      return packed_gated_delta_rule(one_sequence(convolved), lengths).squeeze(0);
     }
     std::vector<at::Tensor> outputs;
     std::int64_t begin = 0;
@@ -234,42 +231,7 @@ class GatedDeltaNet : public Attention {
     return joined(outputs);
   }
 
-  // The sequences of a step that begin or have several rows; the other rows' results are zeros.
-  at::Tensor begin_sequences(const ProjectedRows& rows,
-                             const at::Tensor& weight,
-                             const LinearRows& step_rows,
-                             const LinearStates& states) const {
-    std::vector<at::Tensor> mixed;
-    std::vector<at::Tensor> decay;
-    std::vector<at::Tensor> beta;
-    std::vector<at::Tensor> before;
-    std::vector<std::int64_t> lengths;
-    for (const auto& sequence : step_rows.chunks) {
-      const auto mine = rows.narrow(sequence.row_begin, sequence.num_rows);
-      mixed.push_back(causal_conv1d(mine.mixed, keep_last(mine.mixed, sequence, states), weight));
-      decay.push_back(mine.decay);
-      beta.push_back(mine.beta);
-      const auto state = states.recurrent[sequence.slot];
-      before.push_back(sequence.num_computed == 0 ? at::zeros_like(state) : state);
-      lengths.push_back(sequence.num_rows);
-    }
-    const auto result = packed_gated_delta_rule(
-        one_sequence({.mixed = at::cat(mixed), .decay = at::cat(decay), .beta = at::cat(beta)}),
-        lengths, at::stack(before));
-    const auto of_rows = result.output.squeeze(0);
-    auto output =
-        at::zeros({rows.mixed.size(0), of_rows.size(1), of_rows.size(2)}, of_rows.options());
-    std::int64_t begin = 0;
-    for (std::size_t i = 0; i < lengths.size(); ++i) {
-      const auto& sequence = step_rows.chunks[i];
-      states.recurrent[sequence.slot].copy_(result.state[static_cast<std::int64_t>(i)]);
-      output.narrow(0, sequence.row_begin, lengths[i]).copy_(of_rows.narrow(0, begin, lengths[i]));
-      begin += lengths[i];
-    }
-    return output;
-  }
-
-  // The same in kBitwise: writes the rows of these sequences.
+  // Writes the rows of a step's sequences that begin or have several.
   static void walk_sequences(const DeltaCore& core,
                              const LinearRows& step_rows,
                              const LinearStates& states,

@@ -24,9 +24,7 @@ void delta_walk_cuda(const DeltaCore&,
                      const at::Tensor&) {
   no_cuda();
 }
-DeltaResult packed_gated_delta_rule(const DeltaRows&,
-                                    std::span<const std::int64_t>,
-                                    const at::Tensor&) {
+at::Tensor packed_gated_delta_rule(const DeltaRows&, std::span<const std::int64_t>) {
   no_cuda();
 }
 

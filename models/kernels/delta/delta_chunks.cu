@@ -72,7 +72,6 @@ __global__ void __launch_bounds__(kChunkThreads) walk_chunks(DeltaChunks a) {
   const int quad_column = lane % kQuad * 2;
   const int first_value = static_cast<int>(blockIdx.x) * kValues;
   const std::int64_t head = blockIdx.y;
-  const std::int64_t of_sequence = static_cast<std::int64_t>(blockIdx.z) * a.heads + head;
   const int begin = a.begins[blockIdx.z];
   const int count = a.begins[blockIdx.z + 1] - begin;
   const auto chunk_at = [&](int step) {
@@ -97,17 +96,6 @@ __global__ void __launch_bounds__(kChunkThreads) walk_chunks(DeltaChunks a) {
            column * kColumns + quad_column;
   };
   const std::int64_t of_state = static_cast<std::int64_t>(kDim) * a.values;
-  if (a.initial != nullptr) {
-#pragma unroll
-    for (int i = 0; i < kKeyTiles * kValueTiles * 2; ++i) {
-      const int tile = i / (kValueTiles * 2);
-      const int column = i / 2 % kValueTiles;
-      const auto read = *reinterpret_cast<const float2*>(a.initial + of_sequence * of_state +
-                                                         place_of(tile, i % 2, column));
-      state[tile][column][i % 2 * 2] = read.x;
-      state[tile][column][i % 2 * 2 + 1] = read.y;
-    }
-  }
 
   for (int step = 0; step < count; ++step) {
     const std::int64_t chunk = chunk_at(step);
@@ -205,15 +193,6 @@ __global__ void __launch_bounds__(kChunkThreads) walk_chunks(DeltaChunks a) {
     }
     __syncthreads();  // all have read c, y and the state
     if (goes_on) load_tokens(shared.c, c + chunk_at(step + 1) * kOfChunk);
-  }
-
-#pragma unroll
-  for (int i = 0; i < kKeyTiles * kValueTiles * 2; ++i) {
-    const int tile = i / (kValueTiles * 2);
-    const int column = i / 2 % kValueTiles;
-    const auto* const pair = state[tile][column] + i % 2 * 2;
-    *reinterpret_cast<float2*>(a.last + of_sequence * of_state + place_of(tile, i % 2, column)) = {
-        pair[0], pair[1]};
   }
 }
 

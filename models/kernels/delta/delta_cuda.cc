@@ -23,16 +23,14 @@ at::Tensor contiguous_bf16(const at::Tensor& x) {
 struct WalkedChunks {
   at::Tensor y{};       // like a
   at::Tensor states{};  // [heads, chunks, key_dim, value_dim]: before each chunk
-  at::Tensor last{};    // [sequences, heads, key_dim, value_dim], fp32
 };
 
-// launch::DeltaChunks by tensors; `r` and `initial` may be undefined.
+// launch::DeltaChunks by tensors; `r` may be undefined.
 WalkedChunks walk_chunks(const at::Tensor& a,
                          const at::Tensor& b,
                          const at::Tensor& c,
                          const at::Tensor& decay,
                          const at::Tensor& r,
-                         const at::Tensor& initial,
                          const at::Tensor& begins,
                          bool backwards) {
   const c10::cuda::CUDAGuard device(a.device());
@@ -41,23 +39,16 @@ WalkedChunks walk_chunks(const at::Tensor& a,
   const auto sequences = begins.size(0) - 1;
   const auto keys = b.size(3);
   const auto values = a.size(3);
-  WalkedChunks walked{
-      .y = at::empty_like(a),
-      .states = at::empty({heads, chunks, keys, values}, a.options()),
-      .last = at::empty({sequences, heads, keys, values}, a.options().dtype(at::kFloat))};
-  const auto pointer = [](const at::Tensor& x) {
-    return x.defined() ? x.const_data_ptr() : nullptr;
-  };
+  WalkedChunks walked{.y = at::empty_like(a),
+                      .states = at::empty({heads, chunks, keys, values}, a.options())};
   check(launch::delta_chunks({.a = a.const_data_ptr(),
                               .b = b.const_data_ptr(),
                               .c = c.const_data_ptr(),
                               .decay = decay.const_data_ptr<float>(),
-                              .r = pointer(r),
-                              .initial = static_cast<const float*>(pointer(initial)),
+                              .r = r.defined() ? r.const_data_ptr() : nullptr,
                               .begins = begins.const_data_ptr<std::int32_t>(),
                               .y = walked.y.mutable_data_ptr(),
                               .states = walked.states.mutable_data_ptr(),
-                              .last = walked.last.mutable_data_ptr<float>(),
                               .sequences = static_cast<int>(sequences),
                               .heads = static_cast<int>(heads),
                               .chunks = static_cast<int>(chunks),
@@ -73,19 +64,17 @@ WalkedChunks walk_chunks(const at::Tensor& a,
 //   of_added += key G;  G = decay G + of_S - reading_keys^T of_added.
 class DeltaStates : public torch::autograd::Function<DeltaStates> {
  public:
-  // Returns states, added and the state behind the last chunk of each sequence.
+  // Returns states and added.
   static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context,
                                                 const at::Tensor& new_values,
                                                 const at::Tensor& reading_keys,
                                                 const at::Tensor& key,
                                                 const at::Tensor& decay,
-                                                const at::Tensor& initial,
                                                 const at::Tensor& begins) {
     const auto minus = reading_keys.neg();
-    const auto walked =
-        walk_chunks(new_values, minus, key, decay, {}, initial, begins, /*backwards=*/false);
+    const auto walked = walk_chunks(new_values, minus, key, decay, {}, begins, /*backwards=*/false);
     context->save_for_backward({minus, key, decay, begins, walked.states, walked.y});
-    return {walked.states, walked.y, walked.last};
+    return {walked.states, walked.y};
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
@@ -94,15 +83,10 @@ class DeltaStates : public torch::autograd::Function<DeltaStates> {
     const auto& [minus, key, decay, begins, states, added] =
         std::tie(saved[0], saved[1], saved[2], saved[3], saved[4], saved[5]);
     const auto walked = walk_chunks(contiguous_bf16(grads[1]), key, minus, decay,
-                                    contiguous_bf16(grads[0]), grads[2].contiguous(), begins,
-                                    /*backwards=*/true);
+                                    contiguous_bf16(grads[0]), begins, /*backwards=*/true);
     const auto of_decay = (states * walked.states).sum({2, 3}, /*keepdim=*/false, at::kFloat);
-    return {walked.y,
-            at::matmul(walked.y, states.transpose(2, 3)).neg_(),
-            at::matmul(added, walked.states.transpose(2, 3)),
-            of_decay,
-            walked.last,
-            at::Tensor()};
+    return {walked.y, at::matmul(walked.y, states.transpose(2, 3)).neg_(),
+            at::matmul(added, walked.states.transpose(2, 3)), of_decay, at::Tensor()};
   }
 };
 
@@ -213,22 +197,30 @@ void delta_walk_cuda(const DeltaCore& core,
   const auto sent =
       at::tensor(numbers, at::kLong).pin_memory().to(core.mixed.device(), /*non_blocking=*/true);
   on.tokens.rows = sent.const_data_ptr<std::int64_t>();
-  on.tokens.counts = on.tokens.rows + count;
-  on.tokens.slots = on.tokens.counts + count;
+  on.tokens.slots = on.tokens.rows + 2 * count;
   on.tokens.sequences = static_cast<int>(count);
   if (recurrent.defined()) {
     require(recurrent.is_contiguous(), ErrorKind::kBug, "states of the delta rule with strides");
     on.tokens.states = recurrent.mutable_data_ptr<float>();
   }
+  const auto numbers_of_rows = [&](std::int64_t each) {
+    return at::empty({on.mixed.size(0), each}, on.mixed.options().dtype(at::kFloat));
+  };
+  const auto factors = numbers_of_rows(2 * core.key_heads);
+  const auto decays_and_betas = numbers_of_rows(2 * core.alpha.size(1));
   at::Tensor convolution;
   if (before.defined()) convolution = before.contiguous();
-  check(launch::delta_walk(
-      on.tokens, convolution.defined() ? convolution.const_data_ptr() : nullptr, most, stream()));
+  check(
+      launch::delta_walk({.tokens = on.tokens,
+                          .counts = on.tokens.rows + count,
+                          .most = most,
+                          .before = convolution.defined() ? convolution.const_data_ptr() : nullptr,
+                          .factors = factors.mutable_data_ptr<float>(),
+                          .decays_and_betas = decays_and_betas.mutable_data_ptr<float>()},
+                         stream()));
 }
 
-DeltaResult packed_gated_delta_rule(const DeltaRows& rows,
-                                    std::span<const std::int64_t> lengths,
-                                    const at::Tensor& state) {
+at::Tensor packed_gated_delta_rule(const DeltaRows& rows, std::span<const std::int64_t> lengths) {
   const auto padded = [&](const at::Tensor& x) { return in_whole_chunks(x, lengths); };
   const auto parts = delta_in_chunks({.query = padded(rows.query),
                                       .key = padded(rows.key),
@@ -243,14 +235,9 @@ DeltaResult packed_gated_delta_rule(const DeltaRows& rows,
   const auto ends =
       at::tensor(begins, at::kInt).pin_memory().to(rows.key.device(), /*non_blocking=*/true);
   const auto flat = [](const at::Tensor& x) { return contiguous_bf16(x.squeeze(0)); };
-  auto initial = state;
-  if (!initial.defined())
-    initial = at::zeros({static_cast<std::int64_t>(lengths.size()), parts.key.size(1),
-                         parts.key.size(-1), parts.new_values.size(-1)},
-                        parts.key.options());
   const auto walked =
       DeltaStates::apply(flat(parts.new_values), flat(parts.reading_keys), flat(parts.key),
-                         parts.of_chunk.squeeze(0).contiguous(), initial.contiguous(), ends);
+                         parts.of_chunk.squeeze(0).contiguous(), ends);
   const auto& [states, added] = std::tie(walked[0], walked[1]);
   const auto by_head =
       at::matmul(flat(parts.query), states) + at::matmul(flat(parts.within), added);
@@ -258,8 +245,7 @@ DeltaResult packed_gated_delta_rule(const DeltaRows& rows,
   std::vector<at::Tensor> outputs;
   for (std::size_t i = 0; i < lengths.size(); ++i)
     outputs.push_back(all.narrow(0, begins[i] * kDeltaChunk, lengths[i]));
-  return {
-      .output = at::cat(outputs).unsqueeze(0), .state = walked[2], .state_of_chunks = walked[2]};
+  return at::cat(outputs).unsqueeze(0);
 }
 
 }  // namespace ferry::models

@@ -56,10 +56,8 @@ void delta_walk_cuda(const DeltaCore& core,
                      const at::Tensor& recurrent,
                      const at::Tensor& output);
 
-// chunk_gated_delta_rule() in kFast for sequences one behind another: rows [1, tokens, ..], of
-// which sequence i has lengths[i]; state [sequences, ..] or undefined. Differentiable.
-DeltaResult packed_gated_delta_rule(const DeltaRows& rows,
-                                    std::span<const std::int64_t> lengths,
-                                    const at::Tensor& state);
+// The output of chunk_gated_delta_rule() in kFast for sequences one behind another, which begin
+// with zeros: rows [1, tokens, ..], of which sequence i has lengths[i]. Differentiable.
+at::Tensor packed_gated_delta_rule(const DeltaRows& rows, std::span<const std::int64_t> lengths);
 
 }  // namespace ferry::models

@@ -64,60 +64,40 @@ class DeltaKernelsOfSequences : public DeltaKernels {
   }
 };
 
-// Sequences that end within a chunk, at its end, and after one token, with states before them.
+// Sequences that end within a chunk, at its end, and after one token.
 TEST_F(DeltaKernelsOfSequences, PackedSequencesAreThoseOfTheFormulaWithItsGradients) {
   const std::vector<std::int64_t> lengths{150, 64, 1, 200};
   const auto rows = random_rows(415);
-  const auto like = at::TensorOptions().device(at::kCUDA);
-  const auto state = at::randn({4, kHeads, kDim, kDim}, like) / 8;
-  for (const bool continues : {false, true}) {
-    const auto own_state = state.clone().requires_grad_();
-    const auto packed =
-        packed_gated_delta_rule(rows, lengths, continues ? own_state : at::Tensor());
-    const auto wide = wide_rows(rows);
-    const auto wide_state = state.clone().requires_grad_();
-    std::vector<at::Tensor> outputs;
-    std::vector<at::Tensor> states;
-    std::int64_t begin = 0;
-    for (std::size_t i = 0; i < lengths.size(); ++i) {
-      const auto before =
-          continues ? wide_state.narrow(0, static_cast<std::int64_t>(i), 1) : at::Tensor();
-      const auto one =
-          chunk_gated_delta_rule(narrow_rows(wide, begin, lengths[i]), before, Alignment::kFast);
-      outputs.push_back(one.output);
-      states.push_back(one.state);
-      begin += lengths[i];
-    }
-    const auto output = at::cat(outputs, 1);
-    const auto last = at::cat(states);
-    EXPECT_LT(distance(packed.output, output), 1e-2);
-    EXPECT_LT(distance(packed.state, last), 1e-2);
-
-    const auto grad = random(output.sizes());
-    const auto of_state = at::randn_like(last);
-    ((packed.output * grad).to(at::kFloat).sum() + (packed.state * of_state).sum()).backward();
-    ((output * grad).sum() + (last * of_state).sum()).backward();
-    const auto own = leaves_of(rows);
-    const auto expected = leaves_of(wide);
-    for (std::size_t i = 0; i < own.size(); ++i) {
-      EXPECT_LT(distance(own[i].grad(), expected[i].grad()), 2e-2) << "input " << i;
-      own[i].mutable_grad() = at::Tensor();
-    }
-    if (continues) {
-      EXPECT_LT(distance(own_state.grad(), wide_state.grad()), 2e-2);
-    }
+  const auto packed = packed_gated_delta_rule(rows, lengths);
+  const auto wide = wide_rows(rows);
+  std::vector<at::Tensor> outputs;
+  std::int64_t begin = 0;
+  for (const auto length : lengths) {
+    outputs.push_back(
+        chunk_gated_delta_rule(narrow_rows(wide, begin, length), {}, Alignment::kFast).output);
+    begin += length;
   }
+  const auto output = at::cat(outputs, 1);
+  EXPECT_LT(distance(packed, output), 1e-2);
+
+  const auto grad = random(output.sizes());
+  (packed * grad).to(at::kFloat).sum().backward();
+  (output * grad).sum().backward();
+  const auto own = leaves_of(rows);
+  const auto expected = leaves_of(wide);
+  for (std::size_t i = 0; i < own.size(); ++i)
+    EXPECT_LT(distance(own[i].grad(), expected[i].grad()), 2e-2) << "input " << i;
 }
 
 TEST_F(DeltaKernelsOfSequences, PackedSequencesHaveTheSameBitsAgain) {
   const std::vector<std::int64_t> lengths{130, 285};
   const auto rows = random_rows(415);
   const auto run = [&] {
-    const auto packed = packed_gated_delta_rule(rows, lengths, {});
-    packed.output.to(at::kFloat).pow(2).sum().backward();
+    const auto packed = packed_gated_delta_rule(rows, lengths);
+    packed.to(at::kFloat).pow(2).sum().backward();
     const auto grad = rows.key.grad().clone();
     for (const auto& leaf : leaves_of(rows)) leaf.mutable_grad() = at::Tensor();
-    return std::pair(packed.output.detach(), grad);
+    return std::pair(packed.detach(), grad);
   };
   const auto [output, grad] = run();
   const auto [again, grad_again] = run();
