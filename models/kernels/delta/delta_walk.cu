@@ -84,38 +84,47 @@ struct LaneInputs {
   Bf16 value;
 };
 
+constexpr int kChannelsOfWarp = kLanes / kChains;
+constexpr int kWarpsOfHead = kDim / kChannelsOfWarp;
+constexpr int kPadded = kKeysOfChain + 4;  // chains begin at other banks
 struct WalkShared {
-  float query[2][kDim];  // of tokens with even and odd numbers
-  float key[2][kDim];
+  float query[2][kChains][kPadded];  // of tokens with even and odd numbers
+  float key[2][kChains][kPadded];
 };
 
-__device__ float sum_of_chains(const float (&chains)[kChains]) {
+// The sum of what the lanes of a channel have, in the order of the chains.
+__device__ float sum_of_chains(float of_chain, int of_channel) {
   float total = 0;
 #pragma unroll
-  for (int i = 0; i < kChains; ++i) total += chains[i];
+  for (int chain = 0; chain < kChains; ++chain)
+    total += __shfl_sync(kAllLanes, of_chain, chain * kChannelsOfWarp + of_channel);
   return total;
 }
 
-// A warp has kLanes value channels of one head of one sequence, each lane the state of a channel,
-// and walks along the sequence's tokens. Writes results before their norm.
+// A warp has a few value channels of one head of one sequence, each lane the state of a channel for
+// the keys of a chain, and walks along the sequence's tokens. Writes results before their norm.
 __global__ void __launch_bounds__(kLanes) recur(DeltaWalk walk) {
   __shared__ __align__(16) WalkShared shared;
   release_dependents();
   wait_for_inputs();
   const auto& all = walk.tokens;
   const int lane = static_cast<int>(threadIdx.x);
-  const int head = static_cast<int>(blockIdx.x) / kOfLane;
-  const int channel = static_cast<int>(blockIdx.x) % kOfLane * kLanes + lane;
+  const int chain = lane / kChannelsOfWarp;
+  const int of_channel = lane % kChannelsOfWarp;
+  const int head = static_cast<int>(blockIdx.x) / kWarpsOfHead;
+  const int channel = static_cast<int>(blockIdx.x) % kWarpsOfHead * kChannelsOfWarp + of_channel;
   const int key_head = head / (all.heads / all.key_heads);
   const std::int64_t channels = static_cast<std::int64_t>(2 * all.key_heads + all.heads) * kDim;
   const std::int64_t begin = all.rows[blockIdx.y];
   const std::int64_t count = walk.counts[blockIdx.y];
   float* state = nullptr;
-  float held[kDim]{};
+  float held[kKeysOfChain]{};
   if (all.states != nullptr) {
-    state = all.states + (all.slots[blockIdx.y] * all.heads + head) * kDim * kDim + channel;
+    state = all.states +
+            ((all.slots[blockIdx.y] * all.heads + head) * kDim + chain * kKeysOfChain) * kDim +
+            channel;
 #pragma unroll
-    for (int i = 0; i < kDim; ++i) held[i] = state[i * kDim];
+    for (int i = 0; i < kKeysOfChain; ++i) held[i] = state[i * kDim];
   }
 
   const auto* const queries =
@@ -133,47 +142,57 @@ __global__ void __launch_bounds__(kLanes) recur(DeltaWalk walk) {
                           walk.decays_and_betas)[row * all.heads + head],
                       .value = values[row * channels]};
   };
+  const auto share = [&](float(&to)[kChains][kPadded], const Vector<Bf16, kOfLane>& of_lane,
+                         float factor) {
+    constexpr int kLanesOfChain = kKeysOfChain / kOfLane;
+    *reinterpret_cast<float4*>(&to[lane / kLanesOfChain][lane % kLanesOfChain * kOfLane]) = {
+        widen(of_lane.at[0]) * factor, widen(of_lane.at[1]) * factor, widen(of_lane.at[2]) * factor,
+        widen(of_lane.at[3]) * factor};
+  };
+  const auto of_chain = [&](const float(&from)[kChains][kPadded], float(&to)[kKeysOfChain]) {
+#pragma unroll
+    for (int i = 0; i < kKeysOfChain; i += 4) {
+      const auto four = *reinterpret_cast<const float4*>(&from[chain][i]);
+      to[i] = four.x;
+      to[i + 1] = four.y;
+      to[i + 2] = four.z;
+      to[i + 3] = four.w;
+    }
+  };
   LaneInputs next;
   if (count > 0) next = read(begin);
   for (std::int64_t token = 0; token < count; ++token) {
     const auto now = next;
     if (token + 1 < count) next = read(begin + token + 1);
-    auto* const query = shared.query[token % 2];
-    auto* const key = shared.key[token % 2];
-#pragma unroll
-    for (int i = 0; i < kOfLane; ++i) {
-      query[lane * kOfLane + i] = widen(now.query.at[i]) * now.query_factor;
-      key[lane * kOfLane + i] = widen(now.key.at[i]) * now.key_factor;
-    }
+    share(shared.query[token % 2], now.query, now.query_factor);
+    share(shared.key[token % 2], now.key, now.key_factor);
     __syncwarp();
+    float key[kKeysOfChain];
+    float query[kKeysOfChain];
+    of_chain(shared.key[token % 2], key);
+    of_chain(shared.query[token % 2], query);
     const auto [decay, beta] = now.decay_and_beta;
-    float of_key[kChains]{};
+    float of_key = 0;
 #pragma unroll
     for (int i = 0; i < kKeysOfChain; ++i) {
-#pragma unroll
-      for (int chain = 0; chain < kChains; ++chain) {
-        const int at = chain * kKeysOfChain + i;
-        held[at] *= decay;
-        of_key[chain] = __fmaf_rn(held[at], key[at], of_key[chain]);
-      }
+      held[i] *= decay;
+      of_key = __fmaf_rn(held[i], key[i], of_key);
     }
-    const float delta = (widen(now.value) - sum_of_chains(of_key)) * beta;
-    float result[kChains]{};
+    const float delta = (widen(now.value) - sum_of_chains(of_key, of_channel)) * beta;
+    float result = 0;
 #pragma unroll
     for (int i = 0; i < kKeysOfChain; ++i) {
-#pragma unroll
-      for (int chain = 0; chain < kChains; ++chain) {
-        const int at = chain * kKeysOfChain + i;
-        held[at] = __fmaf_rn(key[at], delta, held[at]);
-        result[chain] = __fmaf_rn(held[at], query[at], result[chain]);
-      }
+      held[i] = __fmaf_rn(key[i], delta, held[i]);
+      result = __fmaf_rn(held[i], query[i], result);
     }
-    static_cast<Bf16*>(all.output)[((begin + token) * all.heads + head) * kDim + channel] =
-        narrow<Bf16>(sum_of_chains(result));
+    result = sum_of_chains(result, of_channel);
+    if (chain == 0)
+      static_cast<Bf16*>(all.output)[((begin + token) * all.heads + head) * kDim + channel] =
+          narrow<Bf16>(result);
   }
   if (state == nullptr) return;
 #pragma unroll
-  for (int i = 0; i < kDim; ++i) state[i * kDim] = held[i];
+  for (int i = 0; i < kKeysOfChain; ++i) state[i * kDim] = held[i];
 }
 
 __global__ void __launch_bounds__(kThreads) finish(DeltaWalk walk) {
@@ -209,8 +228,9 @@ cudaError_t delta_walk(const DeltaWalk& walk, cudaStream_t stream) {
   if (status == cudaSuccess)
     status = launch_dependent(prepare, dim3(tiles, sequences), kThreads, 0, stream, walk);
   if (status == cudaSuccess)
-    status = launch_dependent(recur, dim3(static_cast<unsigned>(tokens.heads * kOfLane), sequences),
-                              kLanes, 0, stream, walk);
+    status =
+        launch_dependent(recur, dim3(static_cast<unsigned>(tokens.heads * kWarpsOfHead), sequences),
+                         kLanes, 0, stream, walk);
   if (status == cudaSuccess)
     status = launch_dependent(finish, dim3(tiles, sequences), kThreads, 0, stream, walk);
   return status;
