@@ -5,64 +5,18 @@ import sys
 
 import pytest
 
-from ppo_run import ACTOR, APART, ROLLOUT, assert_same_weights, kill_behind, metrics, samples, settings, train, write_prompts
+from agent_world import CALCULATOR, CALLS, ENVIRONMENT, PARTIAL, with_tools, write_tools, write_world
+from ppo_run import ACTOR, APART, ROLLOUT, assert_same_weights, kill_behind, metrics, samples, settings, train
 from ranks import TORCH_PROGRAM, finish, start_training, wait_for
-from sft_run import write_model, write_rows
+from sft_run import write_rows
 from support import ROOT, run_ok, tree
 
 pytestmark = pytest.mark.skipif(not TORCH_PROGRAM.exists(), reason="this build has no models: configure it with -Dtorch_root")
 
-TEMPLATE = ("{% for t in tools or [] %}{{ t.function.name }}\n{% endfor %}"
-            "{% for m in messages %}<|{{ m.role }}|>{{ m.content or '' }}{% for c in m.tool_calls or [] %}<tool_call>"
-            "{{ {'name': c.function.name, 'arguments': c.function.arguments} | tojson }}</tool_call>{% endfor %}<|end|>\n{% endfor %}"
-            "{% if add_generation_prompt %}<|assistant|>{% endif %}")
-SCHEMA = {"type": "function", "function": {"name": "calculator", "parameters": {"type": "object", "properties": {"expression": {"type": "string"}}}}}
-CALCULATOR = ROOT / "docs/examples/calculator.py"
-
-
-def call(name, expression):
-    return f"<tool_call>{json.dumps({'name': name, 'arguments': {'expression': expression}})}</tool_call>"
-
-
-CALLS = [call("calculator", "17*3"), call("calculator", "1/0"), call("calculator", "2**5-1"), call("nothing", "1")]
-
-
-def write_world(folder, calls, family="Llama", **shape):
-    """A model that often says one of these texts, each a token of its own, and often ends its turn."""
-    import torch
-    import transformers
-    folder.mkdir(exist_ok=True)
-    write_model(folder / "model", family, **{"num_hidden_layers": 2, "hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2,
-                                            "num_key_value_heads": 2, "vocab_size": 312, "max_position_embeddings": 160} | shape)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "model")
-    tokenizer.add_tokens(calls)
-    tokenizer.chat_template = TEMPLATE
-    tokenizer.save_pretrained(folder / "model")
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
-    with torch.no_grad():  # the first channel of every token is the same, so that a weight of it is a bias
-        model.model.embed_tokens.weight[:, 0] = 10
-        model.lm_head.weight[tokenizer.convert_tokens_to_ids([*calls, "<|end|>"]), 0] += 1.2
-    model.save_pretrained(folder / "model")
-    write_prompts(folder / "train.jsonl", 12)
-    (folder / "reward.py").write_text("""import json, sys
-for line in sys.stdin:
-    q = json.loads(line)
-    print(json.dumps({"id": q["id"], "score": sum(map(ord, q["solution_str"])) % 7 / 6}), flush=True)
-""")
-    return folder
-
-
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
     world = write_world(tmp_path_factory.mktemp("agents"), CALLS)
-    (world / "tools.json").write_text(json.dumps({"tools": [{"tool_schema": SCHEMA, "command": f"{sys.executable} {CALCULATOR}"}]}))
-    return world
-
-
-def with_tools(world, **more):
-    return {f"{ROLLOUT}.agent.default_agent_loop": "tool_agent", f"{ROLLOUT}.multi_turn.tool_config_path": str(world / "tools.json"),
-            "data.max_prompt_length": 64, "data.max_response_length": 96, f"{ROLLOUT}.multi_turn.max_assistant_turns": 3,
-            f"{ACTOR}.ppo_max_token_len_per_gpu": 256} | more
+    return write_tools(world)
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +84,7 @@ def experts(tmp_path_factory):
     world = write_world(tmp_path_factory.mktemp("agents_of_experts"), CALLS, "Mixtral", num_local_experts=4, num_experts_per_tok=2)
     slow = "    if os.environ.get('RANK') == '0': time.sleep(.1)\n    try:\n"
     (world / "calculator.py").write_text(CALCULATOR.read_text().replace("import sys\n", "import os, sys, time\n").replace("    try:\n", slow))
-    (world / "tools.json").write_text(json.dumps({"tools": [{"tool_schema": SCHEMA, "command": f"{sys.executable} {world / 'calculator.py'}"}]}))
+    write_tools(world, f"{sys.executable} {world / 'calculator.py'}")
     return world
 
 
@@ -149,7 +103,7 @@ def test_ranks_that_share_experts_have_sessions_of_their_own(more, experts, work
 
 
 def test_a_run_is_played_again_without_its_tools(world, once, work):
-    (work / "tools.json").write_text(json.dumps({"tools": [{"tool_schema": SCHEMA, "command": "exit 1"}]}))
+    write_tools(work, "exit 1")
     again = {f"{ROLLOUT}.agent.replay_dir": str(world / "once/sessions")}
     assert train(world, work / "again", **with_tools(work), **again) == once
     assert tree(work / "again/sessions") == tree(world / "once/sessions")
@@ -157,10 +111,6 @@ def test_a_run_is_played_again_without_its_tools(world, once, work):
     other = settings(world, work / "other", **with_tools(work), **again, **{"trainer.seed": 7})
     (status, said), = finish(start_training(1, "grpo", other), timeout=120)
     assert status == 2 and "the run is another one than that which is played again" in said
-
-
-PARTIAL = {f"{ACTOR}.ranks": [0], f"{ROLLOUT}.ranks": [1], "async_training.staleness_threshold": 2, "async_training.partial_rollout": True,
-           "data.gen_batch_size": 6, f"{ROLLOUT}.max_num_seqs": 5, "trainer.total_training_steps": 4}
 
 
 @pytest.mark.parametrize("mode", [PARTIAL, PARTIAL | {"reward_model.num_workers": 2},
@@ -173,7 +123,7 @@ def test_an_asynchronous_run_is_played_again(mode, world, work):
     ranks = 1 + len(mode[f"{ROLLOUT}.ranks"])
     first = train(world, work / "first", ranks, **with_tools(world), **mode)
     again = {f"{ROLLOUT}.agent.replay_dir": str(work / "first/sessions")}
-    (work / "tools.json").write_text(json.dumps({"tools": [{"tool_schema": SCHEMA, "command": "exit 1"}]}))
+    write_tools(work, "exit 1")
     assert train(world, work / "again", ranks, **with_tools(work), **mode, **again) == first
     for folder in ("sessions", "rollouts"):
         assert tree(work / "again" / folder) == tree(work / "first" / folder)
@@ -236,7 +186,7 @@ def test_a_run_that_is_killed_goes_on_to_the_same_bytes(world, work):
         while not os.path.exists({str(leave)!r}): time.sleep(.01)
 """
     (work / "calculator.py").write_text(CALCULATOR.read_text().replace("import sys\n", "import os, sys, time\n").replace("    asked = ", pause + "    asked = "))
-    (work / "tools.json").write_text(json.dumps({"tools": [{"tool_schema": SCHEMA, "command": f"{sys.executable} {work / 'calculator.py'}"}]}))
+    write_tools(work, f"{sys.executable} {work / 'calculator.py'}")
     rank, = start_training(1, "grpo", settings(world, work / "run", **more | with_tools(work)))
     wait_for(asked.exists, rank)
     rank.kill()
@@ -249,25 +199,6 @@ def test_a_run_that_is_killed_goes_on_to_the_same_bytes(world, work):
 
 
 # ------------------------------------------------------------------------------------------------------------- environments
-
-ENVIRONMENT = """import json, sys
-games = {}
-for line in sys.stdin:
-    q = json.loads(line)
-    if q["method"] == "reset":
-        games[q["session"]] = 0
-        said = {"observation": f"find {q['ground_truth']}"}
-    elif q["method"] == "close":
-        games.pop(q["session"])
-        continue
-    else:
-        games[q["session"]] += 1
-        good = len(q["action"]) % 2
-        said = {"observation": "go on", "reward": good / 4, "done": games[q["session"]] == 3, "info": {"acc": good}}
-        if said["done"]: del games[q["session"]]
-    print(json.dumps({"id": q["id"], **said}), flush=True)
-"""
-
 
 @pytest.mark.parametrize("estimator", ["grpo", "gae", "gigpo", "grpo_turns"])
 def test_an_environment_rewards_each_turn(estimator, world, work):

@@ -11,7 +11,7 @@ import pytest
 from ppo_run import ACTOR, ROLLOUT, settings, train
 from ranks import TORCH_PROGRAM, finish, start_training
 from support import tree
-from test_agents import CALLS, ENVIRONMENT, write_world
+from agent_world import CALLS, ENVIRONMENT, write_world
 
 pytestmark = pytest.mark.skipif(not TORCH_PROGRAM.exists(), reason="this build has no models: configure it with -Dtorch_root")
 

@@ -7,7 +7,7 @@ import pytest
 from ppo_run import ACTOR, ROLLOUT, train
 from ranks import TORCH_PROGRAM
 from support import tree
-from test_agents import CALCULATOR, CALLS, SCHEMA, with_tools, write_world
+from agent_world import CALCULATOR, CALLS, SCHEMA, with_tools, write_world
 
 pytestmark = pytest.mark.skipif(not TORCH_PROGRAM.exists(), reason="this build has no models: configure it with -Dtorch_root")
 

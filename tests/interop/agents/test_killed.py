@@ -14,7 +14,7 @@ import ranks
 from ppo_run import ROLLOUT, settings
 from ranks import TORCH_PROGRAM, start_training
 from support import FERRY
-from test_agents import CALLS, SCHEMA, with_tools, write_world
+from agent_world import CALLS, SCHEMA, with_tools, write_world
 
 PROBE = subprocess.run([FERRY, "sandbox", "--", "true"], stderr=subprocess.PIPE, text=True)
 needs_sandbox = pytest.mark.skipif("no namespaces" in PROBE.stderr, reason=f"this system allows no sandbox: {PROBE.stderr.strip()}")

@@ -7,7 +7,7 @@ import pytest
 from ppo_run import ACTOR, ROLLOUT, samples, settings, train
 from ranks import TORCH_PROGRAM, finish, start_training
 from support import tree
-from test_agents import CALLS, SCHEMA, write_world
+from agent_world import CALLS, SCHEMA, write_world
 
 pytest.importorskip("openai")
 pytestmark = pytest.mark.skipif(not TORCH_PROGRAM.exists(), reason="this build has no models: configure it with -Dtorch_root")

@@ -7,7 +7,7 @@ import pytest
 from ppo_run import ACTOR, ROLLOUT, samples, train
 from ranks import TORCH_PROGRAM
 from support import PEERS, ROOT, tree
-from test_agents import CALLS, write_world
+from agent_world import CALLS, write_world
 
 PYTHONPATH = f"PYTHONPATH={PEERS}/verifiers"
 pytestmark = pytest.mark.skipif(not TORCH_PROGRAM.exists(), reason="this build has no models: configure it with -Dtorch_root")
