@@ -55,7 +55,8 @@ void leave_free(c10::Device device, std::int64_t bytes) {
   const auto total = total_memory(device);
   if (!total) return;
   at::globalContext().lazyInitDevice(c10::kCUDA);
-  const auto share = 1 - static_cast<double>(bytes) / static_cast<double>(*total);
+  // The allocator takes whole bytes of the share: half a one more is no byte less.
+  const auto share = (static_cast<double>(*total - bytes) + 0.5) / static_cast<double>(*total);
   c10::cuda::CUDACachingAllocator::setMemoryFraction(std::clamp(share, 0.0, 1.0), device.index());
 }
 

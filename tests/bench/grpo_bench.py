@@ -136,7 +136,9 @@ def expect(value, expected, what):
 
 
 def training_flops(config, sequences, length):
-    """trainer/metrics/flops.h, of a dense model or of one whose layers all have experts."""
+    """trainer/metrics/flops.h, of a dense model or of one whose layers all have experts; None of others"""
+    if "linear_attention" in config.get("layer_types", []):
+        return None
     hidden, layers, heads, dim = (config[key] for key in ("hidden_size", "num_hidden_layers", "num_attention_heads", "head_dim"))
     attention = hidden * dim * (2 * heads + 2 * config["num_key_value_heads"])
     mlp = 3 * hidden * config["intermediate_size"]
@@ -155,8 +157,8 @@ def table(results, flags, flops):
         cells = [value(result) for result in results.values()]
         return f"| {name} | " + " | ".join("" if cell is None else format(cell, form) for cell in cells) + " |"
 
-    def share(phase, operations):
-        return lambda result: 100 * operations / result["phases"][phase] / peak if result["phases"].get(phase) else None
+    def share(phase, part):
+        return lambda result: 100 * part * flops / result["phases"][phase] / peak if flops and result["phases"].get(phase) else None
 
     def rest(result):
         return result["seconds"] - sum(seconds or 0 for name, seconds in result["phases"].items())
@@ -167,8 +169,8 @@ def table(results, flags, flops):
               row("tokens/s", lambda result: flags.tokens / result["seconds"], ",.0f"),
               row("tokens/s of each GPU", lambda result: flags.tokens / result["seconds"] / flags.ranks, ",.0f"),
               row("answers' tokens/s while generating", lambda result: answers / result["phases"]["gen"], ",.0f"),
-              row("MFU of update_actor, %", share("update_actor", flops), ".1f"),
-              row("MFU of old_log_prob, %", share("old_log_prob", flops / 3), ".1f"),
+              row("MFU of update_actor, %", share("update_actor", 1), ".1f"),
+              row("MFU of old_log_prob, %", share("old_log_prob", 1 / 3), ".1f"),
               row("peak, GiB", lambda result: result["peak_gib"], ".1f")]
     return "\n".join(lines)
 
