@@ -106,6 +106,24 @@ def test_one_rank_gives_the_bits_of_transformers_in_every_module(model, referenc
             assert modules[0] == "embedding" and modules[-1] == "decoder.final_layernorm" and len(modules) == 3 * layers + 2
 
 
+@pytest.mark.parametrize("model, options", [("deepseek_v2", ()), ("deepseek_v3", ("--tp=2", "--cp=2")), ("kimi_k25", ()), ("kimi_k25", ("--tp=2", "--ep=2"))])
+def test_latent_attention_has_the_scales_of_yarn(model, options, references, work):
+    """As published models of these families have it, at positions behind those of the pre-training; Kimi's turns all channels at once."""
+    shutil.copytree(hf(model), work / "hf")
+    config = json.loads((work / "hf/config.json").read_text())
+    fast = 1.0 if model == "kimi_k25" else 32.0
+    text = config.get("text_config", config)
+    for name in ("rope_scaling", "rope_theta"):
+        text.pop(name, None)
+    text |= {"max_position_embeddings": 512, "rope_parameters": {
+        "rope_type": "yarn", "rope_theta": 50000.0, "factor": 32.0, "original_max_position_embeddings": 16, "beta_fast": fast, "beta_slow": 1.0,
+        "mscale": 1.0, "mscale_all_dim": 1.0}}
+    (work / "hf/config.json").write_text(json.dumps(config))
+    plain, scaled = references(hf(model)), references(work / "hf")
+    assert plain.read_bytes() != scaled.read_bytes()
+    check_equal(work / "hf", scaled, *options)
+
+
 @pytest.mark.parametrize("model, mesh", cases(DENSE, DENSE_MESHES, 3) + cases(EXPERTS, EXPERT_MESHES, 3) + cases(SIX_EXPERTS, SIX_MESHES, 1)
                          + cases(HYBRID, HYBRID_MESHES, 1) + cases(HYBRID_EXPERTS, HYBRID_EXPERT_MESHES, 1))
 def test_every_mesh_gives_the_bits_of_transformers(model, mesh, references):

@@ -59,22 +59,32 @@ def test_weights_are_those_of_the_last_update(server, talker, other, expected, w
     assert answer(server) == expected["talker"]
 
 
-def test_deltas_follow_each_other(server, talker, other, expected, work):
+def make_delta(base, new, folder, form):
+    if form == "ferry":
+        run_ok("delta", "make", base, new, folder)
+        return folder
+    run_ok("delta", "make", base, new, folder.parent / "versions", "--to", "slime")
+    return max((folder.parent / "versions").glob("weight_v*"))
+
+
+@pytest.mark.parametrize("engines, form", [((), "ferry"), ((), "slime"), (("--tp", 2), "ferry"), (("--dp", 2), "ferry"), (("--tp", 2), "slime")])
+def test_deltas_follow_each_other(engines, form, talker, other, expected, work):
     third = make_talker(work)
     save_weights(third, transformers.AutoConfig.from_pretrained(third), 7)
-    run_ok("delta", "make", talker, other, work / "first")
-    run_ok("delta", "make", other, third, work / "second")
-    server.post("/update_weights", checkpoint=str(talker), delta=str(work / "first"))
-    assert answer(server) == expected["other"]
-    server.post("/update_weights", delta=str(work / "second"), mode="keep")
+    first = make_delta(talker, other, work / "first", form)
+    second = make_delta(other, third, work / "second", form)
     lines = run_ok("generate", third, ASK["prompt"], "--max-tokens", 20, "--seed", 3, "--ignore-eos", "--json", "--quiet").stdout
-    assert answer(server)[0] == json.loads(lines)["outputs"][0]["token_ids"]
-    before = answer(server)
-    error = server.post("/update_weights", 500, checkpoint=str(talker), delta=str(work / "second"))["error"]
-    assert "was made from" in error["message"] and error["message"].endswith("; the weights are those of before")
-    assert answer(server) == before
-    server.post("/update_weights", checkpoint=str(talker))
-    assert answer(server) == expected["talker"]
+    with serve(talker, *engines, ranks=2 if engines else 1) as server:
+        assert answer(server) == expected["talker"]
+        server.post("/update_weights", checkpoint=str(talker), delta=str(first))
+        assert answer(server) == expected["other"]
+        server.post("/update_weights", delta=str(second), mode="keep")
+        before = answer(server)
+        assert before[0] == json.loads(lines)["outputs"][0]["token_ids"]
+        error = server.post("/update_weights", 500, checkpoint=str(talker), delta=str(second))["error"]
+        assert error["message"].endswith("; the weights are those of before"), error
+        assert ("was made from" if form == "ferry" else ": became ") in error["message"], error
+        assert answer(server) == before
 
 
 def test_an_answer_under_way_goes_on_with_new_weights_or_is_awaited(server, talker, other):

@@ -46,9 +46,16 @@ def test_it_replays_where_updates_lie_in_between(world, work):
     assert without_loads[0] == without_loads[1]
 
 
+# A dense layer before those with experts, whose routes are then not numbered as the layers are.
+ROUTED = {"num_hidden_layers": 4, "first_k_dense_replace": 1, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1,
+          "moe_intermediate_size": 8, "n_group": 1, "topk_group": 1}
+LATENT = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "num_key_value_heads": 2}
+
+
 @pytest.mark.parametrize("family, shape, mesh", [
     ("Qwen3Next", HYBRID | {"layer_types": ["linear_attention", "full_attention"]}, {CP: 2, EP: 2}),
-    ("GptOss", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 5}, {PP: 2})])
+    ("GptOss", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 5}, {PP: 2}),
+    ("Glm4Moe", ROUTED, {PP: 2}), ("DeepseekV3", ROUTED | LATENT, {EP: 2}), ("DeepseekV3", ROUTED | LATENT, {PP: 2})])
 def test_it_replays_in_layers_of_other_kinds(family, shape, mesh, work):
     """The rollout's routes, at an actor whose ranks share sequences or layers: those that it chooses itself, until it has been updated."""
     world = write_world(work / "world", family, **shape)
