@@ -45,7 +45,8 @@ struct LinearRows {
 struct LinearStates {
   at::Tensor conv{};       // [slots, kernel - 1, channels]
   at::Tensor recurrent{};  // [slots, heads, key_dim, value_dim], fp32
-  // On the host in kBitwise the rows behind the last whole chunk, whose end `recurrent` is the state of.
+  // On the host in kBitwise the rows behind the last whole chunk, whose end `recurrent` is the
+  // state of.
   at::Tensor mixed{};  // [slots, rows, channels]
   at::Tensor decay{};  // [slots, rows, heads], fp32
   at::Tensor beta{};   // [slots, rows, heads]

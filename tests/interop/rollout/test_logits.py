@@ -108,7 +108,7 @@ def test_one_rank_gives_the_bits_of_transformers_in_every_module(model, referenc
 
 @pytest.mark.parametrize("model, options", [("deepseek_v2", ()), ("deepseek_v3", ("--tp=2", "--cp=2")), ("kimi_k25", ()), ("kimi_k25", ("--tp=2", "--ep=2"))])
 def test_latent_attention_has_the_scales_of_yarn(model, options, references, work):
-    """As published models of these families have it, at positions behind those of the pre-training; Kimi's turns all channels at once."""
+    """Published models of these families have it. Positions lie behind those of the pre-training, too; Kimi's turns all channels at once."""
     shutil.copytree(hf(model), work / "hf")
     config = json.loads((work / "hf/config.json").read_text())
     fast = 1.0 if model == "kimi_k25" else 32.0
