@@ -254,7 +254,7 @@ class GatedDeltaNet : public Attention {
                               const SequenceRows& sequence,
                               const LinearStates& states) {
     const auto kept = states.conv[sequence.slot];
-    const auto before = sequence.num_computed == 0 ? at::zeros_like(kept) : kept.clone();
+    auto before = sequence.num_computed == 0 ? at::zeros_like(kept) : kept.clone();
     kept.copy_(at::cat({before, mixed}).narrow(0, sequence.num_rows, before.size(0)));
     return before;
   }

@@ -21,18 +21,18 @@ struct FloatPanel {
 // Transposes 8 x 8.
 FERRY_AVX2 inline void transpose(__m256* rows) {
   __m256 a[8];
-  for (int i = 0; i < 4; ++i) {
+  for (std::int64_t i = 0; i < 4; ++i) {
     a[2 * i] = _mm256_unpacklo_ps(rows[2 * i], rows[2 * i + 1]);
     a[2 * i + 1] = _mm256_unpackhi_ps(rows[2 * i], rows[2 * i + 1]);
   }
   __m256 b[8];
-  for (int i = 0; i < 2; ++i) {
+  for (std::int64_t i = 0; i < 2; ++i) {
     b[4 * i] = _mm256_shuffle_ps(a[4 * i], a[4 * i + 2], 0x44);
     b[4 * i + 1] = _mm256_shuffle_ps(a[4 * i], a[4 * i + 2], 0xee);
     b[4 * i + 2] = _mm256_shuffle_ps(a[4 * i + 1], a[4 * i + 3], 0x44);
     b[4 * i + 3] = _mm256_shuffle_ps(a[4 * i + 1], a[4 * i + 3], 0xee);
   }
-  for (int i = 0; i < 4; ++i) {
+  for (std::int64_t i = 0; i < 4; ++i) {
     rows[i] = _mm256_permute2f128_ps(b[i], b[i + 4], 0x20);
     rows[i + 4] = _mm256_permute2f128_ps(b[i], b[i + 4], 0x31);
   }
@@ -145,7 +145,7 @@ FERRY_AVX2 void multiply_panel(const FloatMatrices& m,
     kAddChain[rows - 1](m.a + first * m.a_row + begin * m.a_k, m.a_row, m.a_k, panel, count, sums);
     for (std::int64_t i = 0; i < rows; ++i) {
       auto* const c = m.c + (first + i) * m.c_row + column;
-      for (int half = 0; half < 2; ++half) {
+      for (std::int64_t half = 0; half < 2; ++half) {
         const auto* const before =
             begin > 0 ? c + 8 * half : (m.bias != nullptr ? m.bias + column + 8 * half : nullptr);
         auto sum = _mm256_load_ps(sums[i] + 8 * half);
