@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Answers of several turns on GPUs of this machine: tools and environments, in step with the trainer and ahead of it, played again.
 
-    FERRY=build/cli/ferry python3 tests/gpu/agents.py FOLDER [--jobs 4] [--device cuda]
+    FERRY=build/cli/ferry python3 tests/gpu/agents.py FOLDER [--jobs 8] [--device cuda]
 
 Needs torch and transformers, and two GPUs. FOLDER, which must not exist, gets models and runs. What has to hold, in bf16 and `bitwise`, for a dense
 model and one with gated delta nets and experts:
@@ -11,21 +11,14 @@ model and one with gated delta nets and experts:
 
 Prints a line for each run; the last line is "N passed, N failed"."""
 import argparse
-import os
 import sys
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
-INTEROP = Path(__file__).resolve().parent.parent / "interop"
-sys.path += [str(INTEROP), str(INTEROP / "train"), str(INTEROP / "agents")]
+import runs
 
-import ranks  # noqa: E402
-from agent_world import CALLS, ENVIRONMENT, PARTIAL, with_tools, write_tools, write_world  # noqa: E402
-from ppo_run import ACTOR, ROLLOUT, metrics, settings  # noqa: E402
-from sft_run import HYBRID  # noqa: E402
-from support import tree  # noqa: E402
+from agent_world import CALLS, ENVIRONMENT, PARTIAL, with_tools, write_tools, write_world
+from ppo_run import ACTOR, ROLLOUT, metrics, settings
+from sft_run import HYBRID
+from support import tree
 
 SHAPE = dict(hidden_size=256, intermediate_size=512, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, head_dim=64)
 MODELS = {"dense": ("Llama", SHAPE),
@@ -34,22 +27,13 @@ MODELS = {"dense": ("Llama", SHAPE),
 TWO = {f"{ACTOR}.megatron.tensor_model_parallel_size": 2, f"{ROLLOUT}.tensor_model_parallel_size": 2}
 AHEAD = {key: value for key, value in PARTIAL.items() if "partial" not in key and "gen_batch" not in key}
 EXACT = ("training/rollout_probs_diff_max", "rollout_corr/kl")
-STARTS = threading.Lock()  # ports come from one generator
-LONGEST = 250  # seconds of a run
 
 
 def train(world, run, number, device, **more):
     """The metrics of each step; raises with what a rank said."""
     memory = {f"{ROLLOUT}.gpu_memory_utilization": 0.05, f"{ROLLOUT}.kv_cache_bytes": None} if device == "cuda" else {f"{ROLLOUT}.kv_cache_bytes": 64 << 20}
-    with STARTS:
-        started = ranks.start_training(number, "grpo", settings(world, run, **{"trainer.device": device, f"{ACTOR}.megatron.dtype": "bfloat16",
-                                                                               f"{ACTOR}.optim.lr": 1e-3} | memory | more))
-    try:
-        done = ranks.finish(started, timeout=LONGEST)
-    finally:
-        for rank in started:
-            rank.kill()
-            rank.wait()
+    done = runs.train("grpo", number, settings(world, run, **{"trainer.device": device, f"{ACTOR}.megatron.dtype": "bfloat16",
+                                                              f"{ACTOR}.optim.lr": 1e-3} | memory | more))
     for status, said in done:
         if status != 0:
             raise RuntimeError(f"status {status}: {said[-300:]}")
@@ -84,30 +68,15 @@ def cases(world, device):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--jobs", type=int, default=4, help="runs at a time")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: tries this program, and no GPU")
+    runs.add_options(parser)
     options = parser.parse_args()
     options.folder.mkdir(parents=True)
-    os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     jobs = []
     for name, (family, shape) in MODELS.items():
         world = write_tools(write_world(options.folder.resolve() / name, CALLS, family, **shape))
         (world / "environment.py").write_text(ENVIRONMENT)
         jobs += [(name, case, call) for case, call in cases(world, options.device)]
-
-    def measure(job):
-        begun = time.monotonic()
-        try:
-            fault = job[2]()
-        except Exception as error:  # of any run: the others go on
-            fault = repr(error)
-        print(f"{job[0]:8}{job[1]:24}{time.monotonic() - begun:6.1f} s  {fault or 'ok'}", flush=True)
-        return not fault
-    with ThreadPoolExecutor(options.jobs) as pool:
-        good = list(pool.map(measure, jobs))
-    print(f"{sum(good)} passed, {len(good) - sum(good)} failed")
-    return not all(good)
+    return runs.measure(jobs, options.jobs)
 
 
 if __name__ == "__main__":

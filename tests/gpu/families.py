@@ -12,24 +12,18 @@ Needs torch, transformers and Pillow, and two GPUs. FOLDER, which must not exist
 Logits of gated delta nets are not compared: their `bitwise` on a GPU is the rollout's and the trainer's alone (docs/numerics.md). Prints a line for each run; the last line is "N passed, N failed"."""
 import argparse
 import json
-import os
 import subprocess
 import sys
 import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
-INTEROP = Path(__file__).resolve().parent.parent / "interop"
-sys.path += [str(INTEROP), str(INTEROP / "train"), str(INTEROP / "seeing")]
+from runs import INTEROP, LONGEST, add_options, measure, train
 
-import ppo_run  # noqa: E402
-import seeing_model  # noqa: E402
-import seeing_run  # noqa: E402
-import sft_run  # noqa: E402
-from ppo_run import ACTOR, ROLLOUT  # noqa: E402
-from ranks import start_training  # noqa: E402
-from support import FERRY  # noqa: E402
+import ppo_run
+import seeing_model
+import seeing_run
+import sft_run
+from ppo_run import ACTOR, ROLLOUT
+from support import FERRY
 
 SHAPE = dict(hidden_size=256, intermediate_size=512, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, head_dim=64,
              max_position_embeddings=512)
@@ -55,9 +49,7 @@ FAMILIES = {  # name: (class of transformers, changes of SHAPE)
 SEEING_TEXT = SHAPE | dict(rope_parameters={"rope_type": "default", "rope_theta": 5e6, "mrope_section": [12, 10, 10], "mrope_interleaved": True})
 SEEING_VISION = dict(hidden_size=288, intermediate_size=512, num_heads=4, out_hidden_size=256)  # heads of 72 channels, as those of the hub
 OF_THEIR_OWN = {"qwen3_next"}  # logits in `bitwise` that are not those of transformers
-STARTS = threading.Lock()  # ports come from one generator
 ALIGNMENTS = ("fast", "bitwise")
-LONGEST = 300  # seconds of a run
 
 
 class Family:
@@ -92,19 +84,12 @@ def run(algorithm, family, ranks, label, device, values):
     folder = family.folder / f"{algorithm} {label}".replace(" ", "_")
     make = sft_run.settings if algorithm == "sft" else ppo_run.settings
     data = {"data.train_files": [str(family.folder / ("sft.jsonl" if algorithm == "sft" else "train.jsonl"))]}
-    with STARTS:
-        processes = start_training(ranks, algorithm, make(family.folder, folder, **{"trainer.device": device, "checkpoint.save_freq": -1} | data | values))
-    try:
-        said = [process.communicate(timeout=LONGEST)[1] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+    done = train(algorithm, ranks, make(family.folder, folder, **{"trainer.device": device, "checkpoint.save_freq": -1} | data | values))
+    statuses, said = zip(*done)
     (folder.parent / f"{folder.name}.log").write_text("\n".join(said))
-    statuses = [process.returncode for process in processes]
     if any(statuses):
         errors = [line for text in said for line in text.splitlines() if line.startswith("error")]
-        return f"status {statuses}: {errors[0] if errors else said[0][-300:]}"
+        return f"status {list(statuses)}: {errors[0] if errors else said[0][-300:]}"
     return [json.loads(line)["data"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
@@ -172,13 +157,10 @@ def checks_of(family, device, host):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
+    add_options(parser)
     parser.add_argument("families", nargs="*", metavar="FAMILY", help="default: " + ", ".join(FAMILIES))
-    parser.add_argument("--jobs", type=int, default=8, help="runs at a time")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: tries this program, and no GPU")
     options = parser.parse_intermixed_args()
     options.folder.mkdir(parents=True)
-    os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     jobs = []
     for name in options.families or FAMILIES:
         family = Family(name, options.folder.resolve() / name)
@@ -191,21 +173,7 @@ def main():
                     known.append(fine_tune(family, 1, "host", "cpu", **{"engine.alignment": "fast"}))
                 return known[0]
         jobs += [(name, check, call) for check, call in checks_of(family, options.device, host)]
-
-    def measure(job):
-        begun = time.monotonic()
-        try:
-            fault = job[2]()
-        except subprocess.TimeoutExpired:
-            fault = f"no end within {LONGEST} s"
-        except (KeyError, IndexError, ValueError, OSError) as error:  # such as metrics of too few steps
-            fault = repr(error)
-        print(f"{job[0]:14}{job[1]:20}{time.monotonic() - begun:6.1f} s  {fault or 'ok'}", flush=True)
-        return not fault
-    with ThreadPoolExecutor(options.jobs) as pool:
-        good = list(pool.map(measure, jobs))
-    print(f"{sum(good)} passed, {len(good) - sum(good)} failed")
-    return not all(good)
+    return measure(jobs, options.jobs)
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ bool delta_cuda_supports(const at::Tensor& rows, std::int64_t key_dim, std::int6
 // The same of heads alone, and of a convolution of `taps`.
 bool delta_cuda_supports(std::int64_t key_dim, std::int64_t value_dim, std::int64_t taps);
 
-// What tokens of sequences pass through, from the rows behind the projections to the normed and
-// gated output.
+// The core of a layer with a gated delta net: rows of tokens behind its projections, and the
+// weights on their way to the normed and gated output.
 struct DeltaCore {
   at::Tensor mixed{};        // [rows, channels]: query, key, value
   at::Tensor conv_weight{};  // [channels, 1, taps], at most 4 of them

@@ -1,4 +1,4 @@
-// What the kernels of single tokens and of whole sequences compute alike, so that they have the
+// Functions that the kernels of single tokens and of whole sequences share, so that both have the
 // same bits: no expression here leaves a choice to the compiler.
 #pragma once
 
@@ -40,7 +40,7 @@ __device__ inline float sum_of_squares(const float (&of_lane)[kOfLane]) {
   return sum_of_warp(squares);
 }
 
-// What norms a key; a query is scaled besides.
+// The factor that norms a key; a query's is scaled besides.
 __device__ inline float key_factor(const Vector<Bf16, kOfLane>& of_lane) {
   float wide[kOfLane];
 #pragma unroll

@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(kThreads) prepare(DeltaWalk walk) {
   }
 }
 
-// What a lane reads of a token.
+// The numbers of a token that a lane reads.
 struct LaneInputs {
   Vector<Bf16, kOfLane> query;
   Vector<Bf16, kOfLane> key;

@@ -27,7 +27,7 @@ enum class TriangleOrder : std::uint8_t {
 };
 std::string_view name_of(TriangleOrder order);
 
-// That of this machine, measured once: the one in which LibTorch solves, if it is kBlocks or
+// The order of this machine, measured once: the one in which LibTorch solves, if it is kBlocks or
 // kLanes; else kRows.
 TriangleOrder triangle_order();
 
