@@ -1,6 +1,7 @@
 #include "models/kernels/attention/attention.h"
 
 #include <ATen/ATen.h>
+#include <cpuid.h>
 
 #include <algorithm>
 #include <limits>
@@ -22,9 +23,35 @@ constexpr std::int64_t kShortBlock = 512;
 constexpr std::int64_t kBlock = 1024;
 // The smallest products of a single head have other bits.
 constexpr std::int64_t kFewestHeads = 2;
+// LibTorch adds up products with fewer terms in all by another loop (bmm_out_or_baddbmm_ of
+// aten/src/ATen/native/LinearAlgebra.cpp).
+constexpr std::int64_t kFewestTerms = 400;
 // Scores of short sequences that are computed at a time: with fewer the calls take longer than the
 // arithmetic, and more do not fit the caches.
 constexpr std::int64_t kScoresAtOnce = std::int64_t{1} << 20;
+
+// Whether LibTorch gives products of bf16 to oneDNN (mkldnn_bf16_device_check). Elsewhere each
+// element is a sum of its own, whose bits do not depend on the number of rows and heads.
+bool has_onednn_bf16() {
+  static const bool has = [] {
+    if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+        __builtin_cpu_supports("avx512dq"))
+      return true;
+    constexpr unsigned kNeConvert = 1U << 5U;
+    unsigned eax = 0;
+    unsigned ebx = 0;
+    unsigned ecx = 0;
+    unsigned edx = 0;
+    return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0 && (edx & kNeConvert) != 0;
+  }();
+  return has;
+}
+
+// Rows of queries whose products with so many keys LibTorch takes for no small ones. A single row
+// would have other strides.
+std::int64_t fewest_rows(std::int64_t keys, std::int64_t channels) {
+  return std::max<std::int64_t>(2, (kFewestTerms + keys * channels - 1) / (keys * channels));
+}
 
 at::Tensor repeat_groups(const at::Tensor& x, std::int64_t heads) {  // [count, groups, keys, dim]
   const auto each = heads / x.size(1);
@@ -97,10 +124,11 @@ at::Tensor eager(const at::Tensor& query,
   const auto heads = query.size(2);
   const bool bitwise = options.alignment == Alignment::kBitwise;
   const bool in_chains = bitwise && is_host_float(query);
-  const bool padded_rows = bitwise && !in_chains;
-  const auto rows =
-      padded_rows ? round_up(shape.num_queries, kHostAttentionRows) : shape.num_queries;
+  const bool padded_rows = bitwise && !in_chains && has_onednn_bf16();
   auto keys = bitwise ? round_up(shape.num_keys, kHostAttentionRows) : shape.num_keys;
+  auto rows = padded_rows ? round_up(shape.num_queries, kHostAttentionRows) : shape.num_queries;
+  if (bitwise && !in_chains && !padded_rows)
+    rows = std::max(rows, fewest_rows(keys, std::min(query.size(3), value.size(3))));
   if (padded_rows && keys > kShortBlock && keys <= kBlock) keys = kBlock + kHostAttentionRows;
   const auto repeats = padded_rows && heads < kFewestHeads ? kFewestHeads : 1;
   const auto lay_out = [&](const at::Tensor& x, std::int64_t length) {
