@@ -1,11 +1,14 @@
 """`ferry plan`, and the settings that a run leaves to its plan."""
 import json
+import subprocess
+import sys
 import tomllib
+from pathlib import Path
 
 import pytest
 from ranks import finish
 from sft_run import conversations, settings, start_ranks, write_model, write_rows
-from support import DATA, ferry, ferry_json
+from support import DATA, FERRY, ROOT, ferry, ferry_json
 
 
 @pytest.fixture(scope="module")
@@ -152,3 +155,15 @@ def test_a_run_writes_down_what_its_plan_chose(world, tmp_path):
 def test_auto_may_be_asked_for_by_name(world, tmp_path):
     chosen = ferry_json("plan", *settings(world, tmp_path, **{"data.max_token_len_per_gpu": "auto"}))["chosen"]
     assert "data.max_token_len_per_gpu=96" in chosen
+
+
+def test_the_table_of_large_models_is_what_the_program_plans(tmp_path):
+    for model, config in json.loads((Path(__file__).parent / "published_models.json").read_text()).items():
+        (tmp_path / model).mkdir()
+        (tmp_path / model / "config.json").write_text(json.dumps(config))
+    done = subprocess.run([sys.executable, ROOT / "docs/examples/planning/tables.py", FERRY, tmp_path], stdout=subprocess.PIPE, text=True, check=True)
+    table, commands = done.stdout.strip().split("\n\n")
+    assert table.count("\n") == 8 and commands.count("\n$ ferry plan") == 7
+    document = (ROOT / "docs/training/planning.md").read_text()
+    for line in done.stdout.splitlines():
+        assert line in document
