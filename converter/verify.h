@@ -35,7 +35,7 @@ struct VerifyReport {
   std::vector<UnpairedTensor> unpaired{};
   std::vector<TensorDifference> tensors{};
   std::vector<std::string>
-      configuration;                 // differences of config.json, "rope_theta: 10000.0, 500000.0"
+      configuration{};               // differences of config.json, "rope_theta: 10000.0, 500000.0"
   std::vector<std::string> files{};  // differences of the files that travel with the weights
   std::vector<std::string> notes{};  // what was not compared, and why
   double seconds = 0;

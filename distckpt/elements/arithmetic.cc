@@ -17,9 +17,9 @@ void add_number(DType dtype, std::span<std::byte> elements, int number) {
     const auto element = elements.subspan(at, size);
     if (dtype == DType::kF64) {
       double value = 0;
-      std::memcpy(&value, element.data(), size);
+      std::memcpy(&value, element.data(), sizeof value);
       value += number;
-      std::memcpy(element.data(), &value, size);
+      std::memcpy(element.data(), &value, sizeof value);
       continue;
     }
     // torch adds in fp32, and rounds that.

@@ -12,13 +12,13 @@ namespace {
 
 using distckpt::ShardStoreLayout;
 
-struct Read {
+struct ReadStore {
   ShardStoreLayout store{.files = {"fuzz"}};
   distckpt::ShardStoreContents contents{};
 };
 
-Read read(std::string_view text, std::size_t num_chunks) {
-  Read result;
+ReadStore read_store(std::string_view text, std::size_t num_chunks) {
+  ReadStore result;
   result.contents = distckpt::read_index(text, 0, 1, num_chunks, "fuzz", result.store);
   return result;
 }
@@ -35,10 +35,10 @@ void shard_store(std::string_view input) {
       std::from_chars(input.data(), input.data() + line, num_chunks).ptr != input.data() + line ||
       num_chunks > 10'000)
     return;
-  Read parsed;
+  ReadStore parsed;
   distckpt::Layout layout;
   if (!accepts([&] {
-        parsed = read(input.substr(line + 1), num_chunks);
+        parsed = read_store(input.substr(line + 1), num_chunks);
         layout = make_layout(parsed.store);
         check_layout(layout);
       }))
@@ -47,7 +47,7 @@ void shard_store(std::string_view input) {
          layout.storages().size(), num_chunks);
   expect(layout.tensors().size() == parsed.store.tensors.size(), "a tensor is lost");
   const auto written = make_index(parsed.store, 0, parsed.contents);
-  auto again = read(written, num_chunks);
+  auto again = read_store(written, num_chunks);
   expect(make_index(again.store, 0, again.contents) == written, "reads back as something else");
 }
 

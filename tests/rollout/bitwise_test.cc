@@ -135,7 +135,7 @@ TEST(LongContexts, LogprobsAreTheTrainers) {
     LLMEngine engine(model, {.max_num_seqs = 4, .max_num_batched_tokens = 300, .num_blocks = 60});
     const auto samples = support::run_load(
         engine, config.vocab_size,
-        {.tokens = 20, .longest_prompt = 1100, .longest_output = 15, .system_prompts = 1});
+        {.tokens = 12, .longest_prompt = 1100, .longest_output = 15, .system_prompts = 1});
     EXPECT_EQ(support::count_unequal(model, samples, 1), 0);
     // For sequences that continue behind others.
     auto longer = samples;
@@ -164,7 +164,7 @@ TEST_P(Windows, GiveTheirBlocksBackWithoutAnotherBit) {
     auto model = make_model(config, mesh, dtype);
     support::fill_parameters(model, 1);
     const support::Load load{
-        .tokens = 800, .longest_prompt = 200, .longest_output = 500, .system_prompts = 0.7};
+        .tokens = 400, .longest_prompt = 200, .longest_output = 500, .system_prompts = 0.7};
     const auto run = [&](EngineOptions options) {
       LLMEngine engine(model, options);
       const auto samples = support::run_load(engine, config.vocab_size, load);

@@ -130,10 +130,12 @@ TEST(NumericsCertificate, SaysOfDeltaRulesAndTowersWhetherTransformersHasTheBits
   const auto compared = subjects(certificate.transformers);
   EXPECT_TRUE(compared.contains(frame) && compared.contains(rule));
   for (const auto& check : certificate.transformers) {
-    if (check.subject == frame)
+    if (check.subject == frame) {
       EXPECT_EQ(check.detail, "other bits at 16 patches 64 patches 192 patches 400 patches");
-    if (check.subject == rule)
+    }
+    if (check.subject == rule) {
       EXPECT_EQ(check.detail, "other bits at 16 tokens 64 tokens 192 tokens 400 tokens");
+    }
   }
 }
 
