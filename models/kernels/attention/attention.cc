@@ -30,8 +30,8 @@ constexpr std::int64_t kFewestTerms = 400;
 // arithmetic, and more do not fit the caches.
 constexpr std::int64_t kScoresAtOnce = std::int64_t{1} << 20;
 
-// Whether LibTorch gives products of bf16 to oneDNN (mkldnn_bf16_device_check). Elsewhere each
-// element is a sum of its own, whose bits do not depend on the number of rows and heads.
+// Says whether LibTorch gives products of bf16 to oneDNN (mkldnn_bf16_device_check). Elsewhere
+// each element is a sum of its own, whose bits do not depend on the number of rows and heads.
 bool has_onednn_bf16() {
   static const bool has = [] {
     if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
