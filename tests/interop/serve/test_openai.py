@@ -1,4 +1,5 @@
 """ferry serve with OpenAI's own client, beside transformers, and alone beside busy."""
+import asyncio
 import concurrent.futures
 import json
 import time
@@ -159,6 +160,23 @@ def test_a_stream_has_the_parts_of_the_whole(client):
         assert mine[0].prompt_token_ids == choice.prompt_token_ids
         for name in ("tokens", "token_logprobs", "text_offset"):
             assert sum((getattr(one.logprobs, name) for one in mine if one.logprobs), []) == getattr(choice.logprobs, name)
+
+
+def test_an_asynchronous_client_has_the_answers_of_others(server, client):
+    fields = [{"model": NAME, "messages": [{"role": "user", "content": f"Question {i}"}], "max_tokens": 30, "seed": i} for i in range(8)]
+    expected = [client.chat.completions.create(**one).choices[0].message.content for one in fields]
+
+    async def ask(other, number):
+        if number % 2:
+            return (await other.chat.completions.create(**fields[number])).choices[0].message.content
+        async with other.chat.completions.stream(**fields[number]) as stream:
+            return "".join([event.delta async for event in stream if event.type == "content.delta"])
+
+    async def ask_all():
+        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as other:
+            return await asyncio.gather(*(ask(other, number) for number in range(len(fields))))
+
+    assert asyncio.run(ask_all()) == expected
 
 
 def test_a_chat_is_a_completion_of_its_template(client, tokenizer):

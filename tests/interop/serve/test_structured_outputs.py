@@ -2,9 +2,11 @@
 import json
 import random
 import re
+from typing import Literal
 
 import jsonschema
 import openai
+import pydantic
 import pytest
 
 from served import NAME
@@ -116,6 +118,25 @@ def test_json_object_is_any_object(server):
 def test_vllms_fields_constrain_completions(server, fields, check):
     for choice in server.complete("Say", seed=1, n=4, max_tokens=50, **fields)["choices"]:
         assert choice["finish_reason"] == "stop" and check(choice["text"]), choice
+
+
+class Guest(pydantic.BaseModel):
+    name: Literal["Ann", "Bob"]
+    age: int = pydantic.Field(ge=0, le=120)
+
+
+class Booking(pydantic.BaseModel):
+    room: Literal["single", "double"]
+    guests: list[Guest] = pydantic.Field(max_length=2)
+    late: bool | None
+
+
+def test_the_client_parses_answers_as_classes(server):
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    found = client.chat.completions.parse(model=NAME, messages=CHAT, response_format=Booking, temperature=1, seed=2, n=6, max_tokens=300)
+    parsed = [choice.message.parsed for choice in found.choices]
+    assert all(isinstance(one, Booking) for one in parsed) and any(one.guests for one in parsed), parsed
+    assert [json.loads(choice.message.content) for choice in found.choices] == [one.model_dump() for one in parsed]
 
 
 @pytest.mark.parametrize("schema, keyword", [
