@@ -65,7 +65,7 @@ at::Tensor repeat_groups(const at::Tensor& x, std::int64_t heads) {  // [count, 
 struct Shape {
   std::int64_t num_queries = 0;
   std::int64_t num_keys = 0;
-  auto operator<=>(const Shape&) const = default;
+  auto operator<=>(const Shape&) const = default;  // NOLINT(modernize-use-nullptr)
 };
 struct Alike {
   Shape shape{};
