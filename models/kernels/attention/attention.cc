@@ -30,8 +30,7 @@ constexpr std::int64_t kFewestTerms = 400;
 // arithmetic, and more do not fit the caches.
 constexpr std::int64_t kScoresAtOnce = std::int64_t{1} << 20;
 
-// Says whether LibTorch gives products of bf16 to oneDNN (mkldnn_bf16_device_check). Elsewhere
-// each element is a sum of its own, whose bits do not depend on the number of rows and heads.
+// Says whether LibTorch gives products of bf16 on the host to oneDNN (mkldnn_bf16_device_check).
 bool has_onednn_bf16() {
   static const bool has = [] {
     if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
@@ -45,6 +44,12 @@ bool has_onednn_bf16() {
     return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0 && (edx & kNeConvert) != 0;
   }();
   return has;
+}
+
+// Says whether each element of x's products is a sum of its own, whose bits do not depend on the
+// number of rows and heads.
+bool adds_up_alone(const at::Tensor& x) {
+  return x.is_cpu() && x.scalar_type() == at::kBFloat16 && !has_onednn_bf16();
 }
 
 // Rows of queries whose products with so many keys LibTorch takes for no small ones. A single row
@@ -124,11 +129,11 @@ at::Tensor eager(const at::Tensor& query,
   const auto heads = query.size(2);
   const bool bitwise = options.alignment == Alignment::kBitwise;
   const bool in_chains = bitwise && is_host_float(query);
-  const bool padded_rows = bitwise && !in_chains && has_onednn_bf16();
+  const bool alone = bitwise && adds_up_alone(query);
+  const bool padded_rows = bitwise && !in_chains && !alone;
   auto keys = bitwise ? round_up(shape.num_keys, kHostAttentionRows) : shape.num_keys;
   auto rows = padded_rows ? round_up(shape.num_queries, kHostAttentionRows) : shape.num_queries;
-  if (bitwise && !in_chains && !padded_rows)
-    rows = std::max(rows, fewest_rows(keys, std::min(query.size(3), value.size(3))));
+  if (alone) rows = std::max(rows, fewest_rows(keys, std::min(query.size(3), value.size(3))));
   if (padded_rows && keys > kShortBlock && keys <= kBlock) keys = kBlock + kHostAttentionRows;
   const auto repeats = padded_rows && heads < kFewestHeads ? kFewestHeads : 1;
   const auto lay_out = [&](const at::Tensor& x, std::int64_t length) {
