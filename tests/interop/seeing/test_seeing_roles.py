@@ -166,14 +166,21 @@ for line in sys.stdin:
 
 
 def test_replicas_answer_about_images_with_the_same_bytes(world, tmp_path):
-    (world / "reward.py").write_text(ppo_run.REWARD.replace("import json, sys\n", "import json, sys, time\n").replace("    text = ", "    time.sleep(.03)\n    text = "))
-    given = rl_settings(**APART | {"async_training.staleness_threshold": 2, "trainer.total_training_steps": 40, "trainer.total_epochs": 40})
+    """Scores wait for the replica, which takes longer than a step to load."""
+    given = rl_settings(**APART | {"async_training.staleness_threshold": 2, "trainer.total_training_steps": 8, "trainer.total_epochs": 8})
     alone = ppo_run.train(world, tmp_path / "alone", 2, **given)
-    shared = ppo_run.train(world, tmp_path / "shared", 2, **given | {f"{ROLLOUT}.replicas.num": 1})
+    log = tmp_path / "shared/replicas/rank1.jsonl"
+    (tmp_path / "reward.py").write_text(f"""import os, time
+until = time.monotonic() + 60
+while not (os.path.exists({str(log)!r}) and '"joined"' in open({str(log)!r}).read()) and time.monotonic() < until:
+    time.sleep(.02)
+""" + ppo_run.REWARD)
+    shared = ppo_run.train(world, tmp_path / "shared", 2, **given | {f"{ROLLOUT}.replicas.num": 1,
+                                                                    "reward_model.command": f"{sys.executable} {tmp_path / 'reward.py'}"})
     assert shared == alone
     for step in alone:
         assert samples(tmp_path / "shared", step) == samples(tmp_path / "alone", step)
-    events = [json.loads(line) for line in (tmp_path / "shared/replicas/rank1.jsonl").read_text().splitlines()]
+    events = [json.loads(line) for line in log.read_text().splitlines()]
     assert any(count for event in events if event["event"] == "answered" for count in event["of replicas"].values()), events
     assert not [event for event in events if event["event"] == "left out"]
     assert all(math.isfinite(step["actor/entropy"]) for step in alone.values())

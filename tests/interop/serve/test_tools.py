@@ -1,4 +1,5 @@
 """Calls of tools: what the families' own templates write is read back, and a model that calls a tool is heard by OpenAI's client."""
+import concurrent.futures
 import json
 import subprocess
 
@@ -187,18 +188,20 @@ def test_a_call_that_has_to_be_made_is_made_and_valid(tmp_path, parser):
         if parser in ("qwen3_coder", "glm45", "deepseek_v32", "deepseek_v4", "minimax_m2", "seed_oss"):  # no quotes: this model would never write its end
             tools[0]["function"]["parameters"]["properties"]["city"] = {"type": "string", "enum": ["Zürich", "New York"]}
         ask = {"model": NAME, "messages": [USER], "tools": tools, "n": 8, "max_tokens": 400, "skip_special_tokens": False}
+        forced = {"tool_choice": {"type": "function", "function": {"name": "book"}}}
+        asked = [{"seed": 0, "tool_choice": "required"}, {"seed": 1, "tool_choice": "required"}, {"seed": 0} | forced,
+                 {"seed": 1, "tool_choice": "required", "parallel_tool_calls": False}]
+        with concurrent.futures.ThreadPoolExecutor(len(asked)) as pool:  # steps of the model are shared
+            answers = list(pool.map(lambda more: server.post("/v1/chat/completions", **ask, **more)["choices"], asked))
         names = set()
-        for tool_choice in ("required", {"type": "function", "function": {"name": "book"}}):
-            for seed in range(2):
-                choices = server.post("/v1/chat/completions", **ask, seed=seed, tool_choice=tool_choice)["choices"]
-                for choice in choices:
-                    if choice["finish_reason"] == "length":
-                        continue
-                    assert choice["finish_reason"] == "tool_calls" and not choice["message"]["content"], choice
-                    for call in choice["message"]["tool_calls"]:
-                        names.add((str(tool_choice)[:8], call["function"]["name"]))
-                        arguments = json.loads(call["function"]["arguments"])
-                        jsonschema.validate(arguments, BOOK if call["function"]["name"] == "book" else {"maxProperties": 0})
+        for more, choices in zip(asked, answers, strict=True):
+            for choice in choices:
+                if choice["finish_reason"] == "length":
+                    continue
+                assert choice["finish_reason"] == "tool_calls" and not choice["message"]["content"], choice
+                for call in choice["message"]["tool_calls"]:
+                    names.add((str(more["tool_choice"])[:8], call["function"]["name"]))
+                    arguments = json.loads(call["function"]["arguments"])
+                    jsonschema.validate(arguments, BOOK if call["function"]["name"] == "book" else {"maxProperties": 0})
         assert names == {("required", "book"), ("required", "time"), ("{'type':", "book")}
-        one = server.post("/v1/chat/completions", **ask, seed=1, tool_choice="required", parallel_tool_calls=False)["choices"]
-        assert {len(choice["message"]["tool_calls"]) for choice in one if choice["finish_reason"] != "length"} == {1}
+        assert {len(choice["message"]["tool_calls"]) for choice in answers[-1] if choice["finish_reason"] != "length"} == {1}
