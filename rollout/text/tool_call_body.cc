@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "distckpt/base/trimmed.h"
+#include "rollout/text/python_literal.h"
 #include "rollout/text/shallow_json.h"
 
 namespace ferry::rollout::text {
@@ -323,6 +324,10 @@ ordered_json ToolCallBody::argument(const std::string& tool,
   auto parsed = parse_shallow_json(text);
   std::set<std::string> types;
   gather_types(schema, types);
+  // Templates of Seed-OSS write lists and objects as Python does.
+  if (parsed.is_discarded() && (types.contains("object") || types.contains("array"))) {
+    parsed = parse_python_literal(text);
+  }
   if (auto typed = as_one_of(types, text, parsed); typed && !types.empty()) return *typed;
   return parsed.is_discarded() ? ordered_json(std::string(text)) : parsed;
 }

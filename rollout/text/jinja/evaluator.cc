@@ -100,6 +100,12 @@ class Evaluator {
                scope);
         return Flow::kOn;
       }
+      case Kind::kFilterBlock: {
+        std::string text;
+        run(*node.children[0], inside(scope), text);
+        out = bounded(std::move(out) + filter(*node.children[1], scope, &text).str());
+        return Flow::kOn;
+      }
       case Kind::kMacro:
         scope->variables.set(node.text, macro(node, scope));
         return Flow::kOn;
@@ -259,8 +265,7 @@ class Evaluator {
         Dict dict;
         for (std::size_t i = 0; i < node.children.size(); i += 2) {
           const auto key = child(i);
-          if (!key.is_string()) fail_template("a key that is not a string is not supported");
-          dict.set(key.string(), child(i + 1));
+          dict.set_key(key, child(i + 1));
         }
         return dict;
       }
@@ -341,7 +346,7 @@ class Evaluator {
     return given;
   }
 
-  // `block`: the text that the filters of a {% set %} block apply to, else null.
+  // `block`: the text that the filters of a {% set %} or {% filter %} block apply to, else null.
   Value filter(const Node& node, const ScopePtr& scope, const std::string* block) {
     const auto* inner = node.children[0].get();
     const auto value = inner == nullptr   ? Value(*block)

@@ -52,8 +52,9 @@ Arguments rest_of(const Arguments& arguments, std::size_t from) {
   return rest;
 }
 
-// map("upper"), map(attribute="name", default=x)
+// map("upper"), map(attribute="name", default=x). A value that is false, as none, has no items.
 Value map(const Value& value, const Arguments& arguments) {
+  if (!value.truthy()) return List{};
   List found;
   if (!arguments.positional.empty()) {
     const auto name = arguments.positional[0].str();
@@ -70,6 +71,7 @@ Value map(const Value& value, const Arguments& arguments) {
 
 // select("test", ...) and selectattr("attribute", "test", ...); `keep` false: reject.
 Value select(const Value& value, const Arguments& arguments, bool by_attribute, bool keep) {
+  if (!value.truthy()) return List{};
   if (!arguments.named.empty()) fail_template("an argument by name of select is not supported");
   const std::size_t first = by_attribute ? 1 : 0;
   if (arguments.positional.size() < first) fail_template("selectattr lacks its attribute");

@@ -221,10 +221,55 @@ const std::map<std::string_view, StringMethod>& string_methods() {
   return methods;
 }
 
-constexpr std::array<std::string_view, 19> kOtherStringMethods = {
-    "casefold",     "center",  "encode",     "expandtabs",  "format",  "format_map", "isascii",
-    "isidentifier", "islower", "isnumeric",  "isprintable", "istitle", "isupper",    "ljust",
-    "partition",    "rindex",  "rpartition", "swapcase",    "zfill"};
+// The value of {}, {0} or {name}; `next` is the number of the next {}.
+Value formatted_value(std::string_view field, const Arguments& given, std::size_t& next) {
+  const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
+  if (!std::ranges::all_of(field, is_digit)) {
+    const auto named = std::ranges::find(given.named, field, [](auto& one) { return one.first; });
+    if (named == given.named.end()) fail_template(fmt::format("'{}'", field));  // a KeyError
+    return named->second;
+  }
+  const auto index = field.empty()       ? next++
+                     : field.size() < 10 ? static_cast<std::size_t>(std::stoi(std::string(field)))
+                                         : given.positional.size();
+  if (index >= given.positional.size()) {
+    fail_template("Replacement index out of range for positional args tuple");
+  }
+  return given.positional[index];
+}
+
+// Python's str.format() with fields that are names, numbers or empty.
+Value formatted(std::string_view text, const Arguments& given) {
+  std::string written;
+  std::size_t next = 0;
+  for (std::size_t at = 0; at < text.size(); ++at) {
+    const char c = text[at];
+    const bool twice = at + 1 < text.size() && text[at + 1] == c;
+    if (c != '{' && c != '}') {
+      written.push_back(c);
+    } else if (twice) {
+      written.push_back(c);
+      ++at;
+    } else {
+      const auto end = c == '{' ? text.find('}', at) : std::string_view::npos;
+      if (end == std::string_view::npos) {
+        fail_template(fmt::format("Single '{}' encountered in format string", c));
+      }
+      const auto field = text.substr(at + 1, end - at - 1);
+      if (field.find_first_of("!:.[{") != std::string_view::npos) {
+        fail_template(fmt::format("the field {{{}}} of format is not supported", field));
+      }
+      written = bounded(std::move(written) + formatted_value(field, given, next).str());
+      at = end;
+    }
+  }
+  return written;
+}
+
+constexpr std::array<std::string_view, 18> kOtherStringMethods = {
+    "casefold",     "center",    "encode",    "expandtabs",  "format_map", "isascii",
+    "isidentifier", "islower",   "isnumeric", "isprintable", "istitle",    "isupper",
+    "ljust",        "partition", "rindex",    "rpartition",  "swapcase",   "zfill"};
 
 }  // namespace
 
@@ -287,6 +332,11 @@ Value string_method(const Value& object, std::string_view name) {
                       return method.call(text, Parameters(own_name, arguments, method.parameters));
                     }};
   }
+  if (name == "format") {
+    return Function{"format", [text = object.string()](const Arguments& arguments) {
+                      return formatted(text, arguments);
+                    }};
+  }
   if (std::ranges::find(kOtherStringMethods, name) != kOtherStringMethods.end()) {
     fail_template(fmt::format("the method {} of a string is not supported", name));
   }
@@ -339,7 +389,8 @@ Value dict_method(const Value& object, std::string_view name) {
   if (name == "get") {
     return bind([](const Dict& dict, const Arguments& arguments) -> Value {
       const Parameters given("get", arguments, {"key", "default"});
-      const auto* found = given.at(0).is_string() ? dict.find(given.at(0).string()) : nullptr;
+      given.at(0).require_hash();
+      const auto* found = dict.find_key(given.at(0));
       if (found != nullptr) return *found;
       return given.given(1) == nullptr ? Value() : *given.given(1);
     });

@@ -160,8 +160,8 @@ Value attribute(const Value& object, std::string_view name) {
 
 Value item(const Value& object, const Value& index) {
   require_defined(object);
-  if (object.is_dict() && !object.dict().is_namespace && index.is_string()) {
-    if (const auto* member = object.dict().find(index.string())) return *member;
+  if (object.is_dict() && !object.dict().is_namespace) {
+    if (const auto* member = object.dict().find_key(index)) return *member;
   }
   if ((object.is_list() || object.is_string()) && (index.is_int() || index.is_bool())) {
     return list_item(object, index.integer());

@@ -69,6 +69,14 @@ class Parser : public ExpressionParser {
       made = for_statement();
     } else if (keyword == "set") {
       made = set_statement();
+    } else if (keyword == "filter") {
+      made = node(Kind::kFilterBlock);
+      auto filters = filter(nullptr);
+      while (skip_operator("|")) filters = filter(std::move(filters));
+      end_block();
+      made->children.push_back(statements({"endfilter"}));
+      made->children.push_back(std::move(filters));
+      end_block();
     } else if (keyword == "macro") {
       made = macro();
     } else if (keyword == "generation") {  // marks for training what the model says

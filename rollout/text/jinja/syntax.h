@@ -32,13 +32,14 @@ struct Node {
     kFilter,     // value, arguments; text: the filter
     kTest,       // value, arguments; text: the test
     // Statements
-    kOutput,    // expression, or value
-    kBlock,     // statements
-    kIf,        // condition, block, else or null
-    kFor,       // target, iterable, condition or null, body, else or null
-    kSet,       // target, value
-    kSetBlock,  // target, body, filters over a null
-    kMacro,     // body, defaults of the last parameters; text: the name; names: the parameters
+    kOutput,       // expression, or value
+    kBlock,        // statements
+    kIf,           // condition, block, else or null
+    kFor,          // target, iterable, condition or null, body, else or null
+    kSet,          // target, value
+    kSetBlock,     // target, body, filters over a null
+    kFilterBlock,  // body, filters over a null
+    kMacro,        // body, defaults of the last parameters; text: the name; names: the parameters
     kBreak,
     kContinue,
   };

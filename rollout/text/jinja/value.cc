@@ -72,7 +72,7 @@ std::string repr_of(const Value& value, int depth) {
   }
   if (value.dict().is_namespace) fail_template("a namespace cannot be written");
   for (const auto& [key, item] : value.dict().items) {
-    text += (text.empty() ? "" : ", ") + repr_of_string(key) + ": " + repr_of(item, depth + 1);
+    text += (text.empty() ? "" : ", ") + repr_of(key, depth + 1) + ": " + repr_of(item, depth + 1);
   }
   return "{" + text + "}";
 }
@@ -103,9 +103,9 @@ class JsonWriter {
     } else if (value.is_dict() && !value.dict().is_namespace) {
       auto items = value.dict().items;
       if (format_.sort_keys)
-        std::ranges::stable_sort(items, {}, [](auto& item) { return item.first; });
+        std::ranges::stable_sort(items, less, [](auto& item) { return item.first; });
       write_items('{', '}', items.size(), depth, [&](std::size_t i) {
-        write_string(items[i].first);
+        write_key(items[i].first);
         into_ += format_.key_separator;
         write(items[i].second, depth + 1);
       });
@@ -125,6 +125,18 @@ class JsonWriter {
     }
     if (count > 0) write_break(depth);
     into_.push_back(end);
+  }
+  void write_key(const Value& key) {
+    if (key.is_list()) {
+      fail_template("keys must be str, int, float, bool or None, not tuple");
+    }
+    if (key.is_string()) {
+      write_string(key.string());
+    } else {
+      into_.push_back('"');
+      write(key, 0);
+      into_.push_back('"');
+    }
   }
   void write_break(int depth) {
     if (!format_.indented) return;
@@ -169,13 +181,23 @@ Value::Value(Dict dict) : data_(std::make_shared<Dict>(std::move(dict))) {}
 Value::Value(Function function) : data_(std::make_shared<const Function>(std::move(function))) {}
 
 const Value* Dict::find(std::string_view key) const {
-  const auto found = std::ranges::find(
-      items, key, [](const auto& item) -> std::string_view { return item.first; });
+  const auto found = std::ranges::find_if(items, [&](const auto& item) {
+    return item.first.is_string() && item.first.string() == key;
+  });
+  return found == items.end() ? nullptr : &found->second;
+}
+const Value* Dict::find_key(const Value& key) const {
+  const auto found =
+      std::ranges::find_if(items, [&](const auto& item) { return item.first == key; });
   return found == items.end() ? nullptr : &found->second;
 }
 void Dict::set(std::string_view key, Value value) {
-  const auto found = std::ranges::find(
-      items, key, [](const auto& item) -> std::string_view { return item.first; });
+  set_key(key, std::move(value));
+}
+void Dict::set_key(const Value& key, Value value) {
+  key.require_hash();
+  const auto found =
+      std::ranges::find_if(items, [&](const auto& item) { return item.first == key; });
   if (found == items.end()) {
     items.emplace_back(key, std::move(value));
   } else {
@@ -283,9 +305,19 @@ bool Value::contains(const Value& item) const {
     return string().find(item.string()) != std::string::npos;
   }
   if (is_dict() && !dict().is_namespace) {
-    return item.is_string() && dict().find(item.string()) != nullptr;
+    item.require_hash();
+    return dict().find_key(item) != nullptr;
   }
   return std::ranges::any_of(iterate(), [&](const Value& own) { return own == item; });
+}
+
+void Value::require_hash() const {
+  if (is_dict() || (is_list() && !list().is_tuple)) {
+    fail_template(fmt::format("unhashable type: '{}'", type_name()));
+  }
+  if (is_list()) {
+    for (const auto& item : list().items) item.require_hash();
+  }
 }
 
 bool operator==(const Value& a, const Value& b) {
@@ -301,7 +333,7 @@ bool operator==(const Value& a, const Value& b) {
   if (a.is_dict() && b.is_dict()) {
     const auto& left = a.dict().items;
     return left.size() == b.dict().items.size() && std::ranges::all_of(left, [&](const auto& item) {
-             const auto* other = b.dict().find(item.first);
+             const auto* other = b.dict().find_key(item.first);
              return other != nullptr && *other == item.second;
            });
   }

@@ -80,6 +80,7 @@ class Value {
   std::vector<Value> iterate() const;
   std::size_t length() const;              // of iterate()
   bool contains(const Value& item) const;  // item in this
+  void require_hash() const;               // throws Error for a list or a dictionary
 
  private:
   template <typename T>
@@ -103,13 +104,15 @@ struct List {
   std::vector<Value> items{};
   bool is_tuple = false;
 };
-// In the order of insertion.
+// In the order of insertion. Keys are equal as Python's are: 1, 1.0 and true are one.
 struct Dict {
-  std::vector<std::pair<std::string, Value>> items{};
+  std::vector<std::pair<Value, Value>> items{};
   bool is_namespace = false;  // whose members templates may set
 
   const Value* find(std::string_view key) const;
+  const Value* find_key(const Value& key) const;
   void set(std::string_view key, Value value);
+  void set_key(const Value& key, Value value);  // throws Error for a key that Python cannot hash
 };
 
 struct Arguments {

@@ -83,6 +83,23 @@ b" }}{{ 'é' ~ u }}{{ 'a' ~ 1 ~ 2.0 }}
 {{ namespace(a=1).a }} {% set ns = namespace() %}{% set ns.list = [] %}{% set ns.list = ns.list + [1] %}{{ ns.list }} {% set o = {'a': 1} %}{{ o }}
 {% macro m1(x) -%} [{{ x }}] {%- endmacro %}{% for i in l %}{{ m1(i) }}{% endfor %} {% for i in l %}{% macro loc() %}{{ i }}{% endmacro %}{{ loc() }}{% endfor %}
 {% set loop_messages = m %}{% for message in loop_messages %}{% set content = message['c'] | trim %}{% if loop.index0 == 0 %}{% set content = '<s>' + content %}{% endif %}{{ content }}{% endfor %}
+{% set k = {0: 'a', 512: 'b', -1: 'c', 1.5: 'd', none: 'e', (1, 2): 'f', 'g': 7} %}{{ k }} {{ k[512] }} {{ k[0] }} {{ k[true] }}|{{ k[1.5] }} {{ k[none] }} {{ k[(1, 2)] }} {{ k['g'] }} {{ k[7] }}|{{ 512 in k }} {{ '512' in k }} {{ 1 in k }} {{ k.get(-1) }} {{ k.get(4, 'q') }} {{ k | length }} {{ k.keys() | list }}
+{% for a, b in {512: 1, 16: 2} | dictsort %}{{ a + 1 }}{{ b }};{% endfor %} {{ {2: 1, true: [none], none: {1.5: 2}} | tojson }} {{ {2: 1, 1: 2} | tojson(sort_keys=true) }} {{ {1: 'a', true: 'b', 1.0: 'c'} }} {{ {1: 2} == {true: 2} }}
+{{ {(1, 2): 3} | tojson }}
+{{ {[1]: 2} }}
+{{ {({},): 2} }}
+{{ [] in d }}
+{{ d[[]] }}|
+{{ '<{}>'.format(s) }} {{ '{0}{1}{0} {a}{{}}'.format(1, none, a='x') }} {{ ''.format() }} {{ '{}{}'.format(1.0, [1, 'b']) }}|{{ '{}'.format(nothing) }}|{{ '{x}'.format(x=u) }}
+{{ '{}{}'.format(1) }}
+{{ '{a}'.format(1) }}
+{{ '{'.format(1) }}
+{{ '}'.format(1) }}
+{% filter upper %}a{{ n }}b{% endfilter %} {% filter trim | replace('a', 'x') %}  abc {% set n = 9 %}{{ n }} {% endfilter %}{{ n }}{% for x in l %}{% filter indent(2, true) %}{{ x }}{% endfilter %}{% endfor %}
+{% filter %}{% endfilter %}
+{% filter upper %}
+{{ z | selectattr('r') | list }} {{ z | select | list }} {{ z | reject('odd') | list }} {{ 0 | rejectattr('r', 'x') | list }} {{ z | map('upper') | list }} {{ false | map(attribute='x') | list | length }}
+{{ n | select | list }}
 {{ 1_000 }} {{ 10 // 3 }} {{ 'a' < 'B' }} {{ none is none }} {{ True }} {{ False }} {{ None }} {{ true }}{{ "\"" }}{{ '\'' }} {{ '\q' }} {{ '\u6f22' }}
 {{ nothing.x }}
 {{ nothing() }}

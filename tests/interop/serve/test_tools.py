@@ -1,6 +1,7 @@
 """Calls of tools: what the families' own templates write is read back, and a model that calls a tool is heard by OpenAI's client."""
 import concurrent.futures
 import json
+import random
 import subprocess
 
 import jsonschema
@@ -52,6 +53,28 @@ def test_calls_are_read_as_the_template_writes_them(family, parser, count, argum
     (answer,) = read_calls({"format": parser, "text": said, "tools": TOOLS})
     assert answer["content"].strip() == ""
     assert answer["calls"] == [call["function"] for call in CALLS[:count]]
+
+
+def test_lists_and_objects_may_be_pythons():
+    """The template of Seed-OSS writes those by str(); ast.literal_eval() reads them, in vLLM, too."""
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {
+        "x": {"type": ["array", "object"]}, "s": {"type": "string"}}}}}]
+    draw = random.Random(4)
+
+    def value(depth):
+        kind = draw.randrange(8 if depth < 3 else 5)
+        if kind < 5:
+            return [None, draw.random() < .5, draw.randint(-10**12, 10**12), draw.uniform(-1, 1) * 10.0**draw.randint(-9, 9),
+                    "".join(draw.choice("ab'\"\\\n\t{}[],: é漢👍\x07") for _ in range(draw.randrange(9)))][kind]
+        items = [value(depth + 1) for _ in range(draw.randrange(4))]
+        return items if kind < 7 else {f"{i}'": item for i, item in enumerate(items)}
+
+    values = [[value(0) for _ in range(3)] if i % 2 else {"a": value(0)} for i in range(300)]
+    for form in ("seed_oss", "qwen3_coder"):
+        ask = [{"format": form, "tools": tools, "text": f"<{'seed:' if form == 'seed_oss' else ''}tool_call>\n<function=f>\n<parameter=x>{one}</parameter>\n"
+                f"<parameter=s>{one}</parameter>\n</function>\n</{'seed:' if form == 'seed_oss' else ''}tool_call>"} for one in values]
+        for one, answer in zip(values, read_calls(*ask), strict=True):
+            assert answer["calls"] == [{"name": "f", "arguments": {"x": one, "s": str(one)}}]
 
 
 def read_calls(*asked):
