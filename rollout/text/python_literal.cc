@@ -1,5 +1,6 @@
 #include "rollout/text/python_literal.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cstdint>
 #include <optional>

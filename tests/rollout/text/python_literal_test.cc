@@ -18,7 +18,7 @@ TEST(PythonLiteral, ReadsWhatStrWrites) {
   EXPECT_EQ(read(" [1, None, {'a': '}', \"it's\": (True, False)}, -2.5e-07] "),
             R"([1,null,{"a":"}","it's":[true,false]},-2.5e-07])");
   EXPECT_EQ(read(R"('q"\'\\\n\t\x07\u6f22\U0001f600\q')"),
-            ferry::rollout::text::parse_shallow_json(R"("q\"'\\\n\t\u0007漢😀\\q")").dump());
+            parse_shallow_json(R"("q\"'\\\n\t\u0007漢😀\\q")").dump());
   EXPECT_EQ(read("()"), "[]");
   EXPECT_EQ(read("(1,)"), "[1]");
   EXPECT_EQ(read("{}"), "{}");
