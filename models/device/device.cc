@@ -5,11 +5,13 @@
 #include <c10/cuda/CUDAFunctions.h>
 #include <cuda_profiler_api.h>
 #include <cuda_runtime_api.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <new>
 
 #include "distckpt/base/error.h"
+#include "models/device/memory_error.h"
 
 namespace ferry::models {
 
@@ -24,7 +26,9 @@ void set_device(c10::Device device) {
                     : fmt::format("there is no GPU: {}", cudaGetErrorString(status)),
                 "run on the host: --device cpu, or trainer.device=cpu");
   }
-  c10::cuda::set_device(device.index());
+  or_out_of_memory(fmt::format("a CUDA context on GPU {}", device.index()),
+                   "another program holds the GPU's memory: nvidia-smi names it",
+                   [&] { c10::cuda::set_device(device.index()); });
 }
 
 void synchronize(c10::Device device) {

@@ -103,6 +103,15 @@ struct ProcessGroup::Backends {
     }
   }
 
+  // Watches the call that joins an operation until the result is destroyed: NCCL's first operations
+  // connect the ranks, in calls that wait for a rank for ever.
+  [[nodiscard]] std::shared_ptr<void> watch_call() const {
+    if (device == gloo) return nullptr;
+    const auto returned = std::make_shared<std::atomic<bool>>(false);
+    watch(c10::make_intrusive<PolledWork>([returned] { return returned->load(); }));
+    return {nullptr, [returned](std::nullptr_t) { *returned = true; }};
+  }
+
   // Watches work that this rank has joined: a kernel of NCCL does it later.
   void watch(const c10::intrusive_ptr<c10d::Work>& work) const {
     if (device == gloo) return;
@@ -178,6 +187,7 @@ void ProcessGroup::attempt(std::string_view operation,
   auto& meeting = backends_->meeting;
   meeting.operation = operation;
   meeting.sequence = sequence;
+  const auto watched = backends_->watch_call();
   try {
     work();
   } catch (const std::exception& error) {

@@ -109,8 +109,10 @@ World World::from_environment(Options options) {
   const auto job = distckpt::rank_from_environment();
   if (options.device.is_cuda())
     options.device = at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(local_rank()));
-  set_device(options.device);
-  if (job.size == 1) return World(options);
+  if (job.size == 1) {
+    set_device(options.device);
+    return World(options);
+  }
   const auto address = find_address();
   c10d::TCPStoreOptions tcp;
   tcp.port = static_cast<std::uint16_t>(address.port);
@@ -132,11 +134,19 @@ World World::from_environment(Options options) {
                   fmt::format("ferry/{}", restarts.empty() ? "0" : restarts), std::move(store)));
   world.local_ = is_loopback(address.host);
   world.local_size_ = count_local(job.size, world.local_);
+  const auto tell_others = [&](const Error& error) {
+    announce_failure(world, error.what());
+    wait_for_failures(world);
+  };
   try {
     world.presence_ = stay_present(world.store_, world.rank_);
+    set_device(options.device);  // may find no memory for a context, which the others have to hear
+  } catch (const Error& error) {
+    tell_others(error);
+    throw;
   } catch (const std::exception& error) {
-    auto failure = error_of(error, "joining the other ranks", "");
-    announce_failure(world, failure.what());
+    const auto failure = error_of(error, "joining the other ranks", "");
+    tell_others(failure);
     throw failure;
   }
   return world;
