@@ -1,5 +1,4 @@
 """Runs of the programs of this folder: training that ends in any case, and checks side by side that print a line each."""
-import os
 import subprocess
 import sys
 import threading
@@ -10,7 +9,7 @@ from pathlib import Path
 INTEROP = Path(__file__).resolve().parent.parent / "interop"
 sys.path += [str(INTEROP / folder) for folder in ("", "train", "seeing", "agents")]
 
-from ranks import finish, start_training  # noqa: E402
+from ranks import finish, start_program  # noqa: E402
 
 STARTS = threading.Lock()  # ports come from one generator
 LONGEST = 300  # seconds of a run
@@ -18,8 +17,17 @@ LONGEST = 300  # seconds of a run
 
 def train(algorithm, ranks, arguments):
     """(exit status, what it said) of each rank; none is left, whatever happens."""
+    return run_ranks(ranks, ["train", algorithm, *arguments])
+
+
+def verify(ranks, arguments):
+    """The same of `ferry verify --logits`, with its report of what differs."""
+    return run_ranks(ranks, ["verify", "--logits", *arguments], stdout=subprocess.PIPE)
+
+
+def run_ranks(ranks, arguments, **more):
     with STARTS:
-        started = start_training(ranks, algorithm, arguments)
+        started = start_program(ranks, arguments, **more)
     try:
         return finish(started, timeout=LONGEST)
     finally:
@@ -36,7 +44,6 @@ def add_options(parser):
 
 def measure(jobs, at_a_time):
     """jobs: [(model, check, call that returns what is wrong, or nothing)] -> the program's exit status"""
-    os.environ.pop("CUDA_VISIBLE_DEVICES", None)
 
     def one(job):
         model, check, call = job

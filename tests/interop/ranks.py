@@ -33,17 +33,20 @@ def free_port():
 
 def start_training(count, algorithm, arguments, limits={}, **environment):
     """`ferry train <algorithm>` as so many ranks, with the variables of torchrun; `limits`: {rank: called in it before it begins}."""
+    return start_program(count, ["train", algorithm, *arguments], limits, **environment)
+
+
+def start_program(count, arguments, limits={}, stdout=subprocess.DEVNULL, **environment):
     port = free_port()
     # The program itself, not ferry that runs it: signals are for it.
-    return [subprocess.Popen([TORCH_PROGRAM, "train", algorithm, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-                             preexec_fn=limits.get(rank),
+    return [subprocess.Popen([TORCH_PROGRAM, *arguments], stdout=stdout, stderr=subprocess.PIPE, text=True, preexec_fn=limits.get(rank),
                              env=os.environ | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count), "OMP_NUM_THREADS": "1",
                                                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port} | environment) for rank in range(count)]
 
 
 def finish(ranks, timeout=60):
     """(exit status, what it said) of each."""
-    said = [rank.communicate(timeout=timeout)[1] for rank in ranks]
+    said = ["".join(text for text in rank.communicate(timeout=timeout) if text) for rank in ranks]
     return [(rank.returncode, text) for rank, text in zip(ranks, said)]
 
 

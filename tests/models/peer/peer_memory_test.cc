@@ -20,18 +20,17 @@
 namespace ferry::models {
 namespace peer_memory_test {
 
-constexpr int kRanks = 2;
 const World::Options kOnGpu{.device = at::Device(at::kCUDA), .timeout = std::chrono::seconds(30)};
 
 // Both see all ranks; only the first exchanges through the ranks' memory.
 struct Groups {
   explicit Groups(World& world)
-      : peers(world, "peers", all_ranks()), nccl(world, "nccl", all_ranks()) {
+      : peers(world, "peers", all_ranks(world)), nccl(world, "nccl", all_ranks(world)) {
     peers.map_peer_memory();
     EXPECT_NE(peers.peer_memory(), nullptr);
   }
-  static std::vector<int> all_ranks() {
-    std::vector<int> ranks(kRanks);
+  static std::vector<int> all_ranks(const World& world) {
+    std::vector<int> ranks(static_cast<std::size_t>(world.size()));
     std::iota(ranks.begin(), ranks.end(), 0);
     return ranks;
   }
@@ -41,9 +40,11 @@ struct Groups {
 };
 
 // The tensors of the ranks, which all ranks know.
-std::vector<at::Tensor> of_all_ranks(at::IntArrayRef shape, at::ScalarType dtype) {
+std::vector<at::Tensor> of_all_ranks(const World& world,
+                                     at::IntArrayRef shape,
+                                     at::ScalarType dtype) {
   std::vector<at::Tensor> all;
-  for (int rank = 0; rank < kRanks; ++rank)
+  for (int rank = 0; rank < world.size(); ++rank)
     all.push_back((at::randn(shape, at::TensorOptions().device(at::kCUDA)) * 100).to(dtype));
   return all;
 }
@@ -61,8 +62,11 @@ void expect_close(const at::Tensor& got, const at::Tensor& expected, std::int64_
   EXPECT_LE(error, 0.01 * expected.to(at::kDouble).norm().item<double>()) << size;
 }
 
-TEST(PeerMemory, SumsAndGathersAsAtenAndNccl) {
-  support::on_gpus(kRanks, kOnGpu, [](World& world) {
+// Two ranks add up at once what four, past 256 KiB, add up a part each.
+class PeerMemory : public testing::TestWithParam<int> {};
+
+TEST_P(PeerMemory, SumsAndGathersAsAtenAndNccl) {
+  support::on_gpus(GetParam(), kOnGpu, [](World& world) {
     const Groups groups(world);
     const auto me = static_cast<std::size_t>(world.rank());
     at::manual_seed(1);
@@ -71,14 +75,14 @@ TEST(PeerMemory, SumsAndGathersAsAtenAndNccl) {
       for (const std::int64_t size :
            {1, 8, 24, 1000, 4096, 4099, 65536, 65544, 131072, 131080, 1 << 20, (1 << 20) + 24,
             4 << 20, (4 << 20) + 16, 8 << 20, (8 << 20) + 16}) {
-        const auto all = of_all_ranks({size}, dtype);
+        const auto all = of_all_ranks(world, {size}, dtype);
         const auto sum = groups.peers.all_reduce(all[me]);
         EXPECT_TRUE(same_bytes(sum, sum_of(all))) << size << " " << dtype;
         expect_close(groups.nccl.all_reduce(all[me]), sum, size);
         const auto gathered = groups.peers.all_gather(all[me]);
         EXPECT_TRUE(same_bytes(gathered, at::cat(all))) << size;
         EXPECT_TRUE(same_bytes(groups.nccl.all_gather(all[me]), gathered)) << size;
-        const auto parts = of_all_ranks({kRanks * size}, dtype);
+        const auto parts = of_all_ranks(world, {world.size() * size}, dtype);
         EXPECT_TRUE(same_bytes(groups.peers.reduce_scatter(parts[me]),
                                sum_of(parts).narrow(0, world.rank() * size, size)))
             << size;
@@ -86,14 +90,14 @@ TEST(PeerMemory, SumsAndGathersAsAtenAndNccl) {
     }
     for (const std::int64_t rows : {1, 3, 16, 256, 300}) {
       for (const std::int64_t channels : {8, 12, 2048, 6144}) {
-        const auto all = of_all_ranks({rows, channels}, at::kBFloat16);
+        const auto all = of_all_ranks(world, {rows, channels}, at::kBFloat16);
         const auto gathered = groups.peers.all_gather_channels(all[me]);
         EXPECT_TRUE(same_bytes(gathered, at::cat(all, 1))) << rows << " " << channels;
         EXPECT_TRUE(same_bytes(groups.nccl.all_gather_channels(all[me]), gathered)) << rows;
       }
     }
     // A message that does not begin on 16 bytes.
-    const auto all = of_all_ranks({65}, at::kBFloat16);
+    const auto all = of_all_ranks(world, {65}, at::kBFloat16);
     EXPECT_TRUE(same_bytes(groups.peers.all_reduce(all[me].narrow(0, 1, 64)),
                            sum_of(all).narrow(0, 1, 64)));
     groups.peers.barrier();
@@ -102,15 +106,15 @@ TEST(PeerMemory, SumsAndGathersAsAtenAndNccl) {
 
 // All that a graph does is compared in the graph, at every one of thousands of replays, of which
 // some begin late on one rank or the other.
-TEST(PeerMemory, KeepsItsBitsInGraphsOfManyExchanges) {
-  support::on_gpus(kRanks, kOnGpu, [](World& world) {
+TEST_P(PeerMemory, KeepsItsBitsInGraphsOfManyExchanges) {
+  support::on_gpus(GetParam(), kOnGpu, [](World& world) {
     const Groups groups(world);
     const auto me = static_cast<std::size_t>(world.rank());
     at::manual_seed(2);
     std::vector<std::vector<at::Tensor>> messages;
     for (const std::int64_t rows : {1, 2, 16, 40, 256})
-      messages.push_back(of_all_ranks({rows, 4096}, at::kBFloat16));
-    messages.push_back(of_all_ranks({2304, 4096}, at::kBFloat16));
+      messages.push_back(of_all_ranks(world, {rows, 4096}, at::kBFloat16));
+    messages.push_back(of_all_ranks(world, {2304, 4096}, at::kBFloat16));
     auto wrong = at::zeros({}, at::TensorOptions().device(at::kCUDA).dtype(at::kLong));
     const auto step = [&] {
       for (auto& all : messages) {
@@ -119,7 +123,7 @@ TEST(PeerMemory, KeepsItsBitsInGraphsOfManyExchanges) {
         if (all[me].size(0) > 256) continue;
         wrong.add_(groups.peers.all_gather_channels(all[me]).ne(at::cat(all, 1)).sum());
         wrong.add_(groups.peers.reduce_scatter(all[me].view({-1}))
-                       .ne(sum_of(all).view({kRanks, -1})[world.rank()])
+                       .ne(sum_of(all).view({world.size(), -1})[world.rank()])
                        .sum());
       }
     };
@@ -143,11 +147,13 @@ TEST(PeerMemory, KeepsItsBitsInGraphsOfManyExchanges) {
   });
 }
 
-TEST(PeerMemory, NamesTheRankThatDies) {
+INSTANTIATE_TEST_SUITE_P(Gpus, PeerMemory, testing::Values(2, 4));
+
+TEST(PeerMemoryOfTwo, NamesTheRankThatDies) {
   auto options = kOnGpu;
   options.timeout = std::chrono::seconds(4);
   support::on_gpus(
-      kRanks, options,
+      2, options,
       [](World& world) {
         const Groups groups(world);
         const auto mine = at::ones({4096}, at::TensorOptions().device(at::kCUDA));
