@@ -138,21 +138,25 @@ MoELayer::MoELayer(const ModelSetup& setup, Parameters& parameters, const std::s
 
 at::Tensor MoELayer::forward(const at::Tensor& normed, const RouterChoice& choice) const {
   const auto& parallel = setup_.tensor_parallel;
-  if (parallel.sequence_parallel || parallel.group->size() == 1)
-    return with_shared(route_and_compute(normed, choice), normed);
-  // Tensor parallel ranks that have the same tokens send a share of them each.
-  const auto mine = scatter_to_sequence_parallel_region(normed, *parallel.group);
-  return with_shared(gather_from_sequence_parallel_region(route_and_compute(mine, choice),
-                                                          *parallel.group, /*replicated=*/true),
-                     normed);
+  at::Tensor of_shared;
+  const auto share = [&] { of_shared = shared(normed); };
+  at::Tensor output;
+  if (parallel.sequence_parallel || parallel.group->size() == 1) {
+    output = route_and_compute(normed, choice, share);
+  } else {
+    // Tensor parallel ranks that have the same tokens send a share of them each.
+    const auto mine = scatter_to_sequence_parallel_region(normed, *parallel.group);
+    output = gather_from_sequence_parallel_region(route_and_compute(mine, choice, share),
+                                                  *parallel.group, /*replicated=*/true);
+  }
+  return of_shared.defined() ? output + of_shared : output;
 }
 
-at::Tensor MoELayer::with_shared(const at::Tensor& output, const at::Tensor& normed) const {
-  if (!shared_) return output;
-  auto shared = shared_->forward(normed);
-  if (shared_gate_.defined())
-    shared = models::sigmoid(linear(normed, shared_gate_, {}, setup_.alignment())) * shared;
-  return output + shared;
+at::Tensor MoELayer::shared(const at::Tensor& normed) const {
+  if (!shared_) return {};
+  const auto output = shared_->forward(normed);
+  if (!shared_gate_.defined()) return output;
+  return models::sigmoid(linear(normed, shared_gate_, {}, setup_.alignment())) * output;
 }
 
 bool MoELayer::generates_on_device(const ParallelState& mesh) {
@@ -169,7 +173,9 @@ at::Tensor MoELayer::generate(const at::Tensor& normed,
   const bool gathers = mesh.tp().size() == 1 && mesh.ep().size() > 1;
   if (!generates_on_device(mesh) || (gathers && !context.has_equal_rows()))
     return forward(normed, choice);
-  return with_shared(compute_own_experts(normed, choice), normed);
+  const auto output = compute_own_experts(normed, choice);
+  const auto of_shared = shared(normed);
+  return of_shared.defined() ? output + of_shared : output;
 }
 
 // Tensor parallel ranks have the same rows, expert parallel ranks gather them. Each rank computes
@@ -218,18 +224,24 @@ at::Tensor MoELayer::compute_own_experts(const at::Tensor& mine, const RouterCho
   return sum_over_ranks(combine_choices(results, inverse, routing.weights, end));
 }
 
-at::Tensor MoELayer::route_and_compute(const at::Tensor& x, const RouterChoice& choice) const {
+at::Tensor MoELayer::route_and_compute(const at::Tensor& x,
+                                       const RouterChoice& choice,
+                                       const std::function<void()>& meanwhile) const {
   const auto routing = router_.forward(x, choice);
   if (setup_.mesh.ep().size() > 1 || setup_.mesh.etp().size() > 1) {
     TokenDispatcher dispatcher(setup_, x, routing);
-    const auto rows = dispatcher.dispatch();
+    dispatcher.send();
+    meanwhile();
+    const auto rows = dispatcher.receive();
     return dispatcher.combine(experts_.forward(rows, dispatcher.ends()));
   }
   const auto places =
       expert_order(routing.experts.reshape({-1}), {0, setup_.config.num_moe_experts});
   const auto results =
       experts_.forward(rows_of_choices(x, places, setup_.config.moe_router_topk), places.ends);
-  return combine_choices_of(places, results, routing.weights);
+  auto output = combine_choices_of(places, results, routing.weights);
+  meanwhile();
+  return output;
 }
 
 }  // namespace ferry::models

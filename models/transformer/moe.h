@@ -11,6 +11,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -69,9 +70,13 @@ class MoELayer : public FeedForward {
   static bool generates_on_device(const ParallelState& mesh);
 
  private:
-  at::Tensor route_and_compute(const at::Tensor& x, const RouterChoice& choice) const;
+  // Calls `meanwhile` once, where rows travel to other ranks while they do.
+  at::Tensor route_and_compute(const at::Tensor& x,
+                               const RouterChoice& choice,
+                               const std::function<void()>& meanwhile) const;
   at::Tensor compute_own_experts(const at::Tensor& x, const RouterChoice& choice) const;
-  at::Tensor with_shared(const at::Tensor& output, const at::Tensor& normed) const;
+  // The output of the shared expert for all rows; undefined without one.
+  at::Tensor shared(const at::Tensor& normed) const;
 
   const ModelSetup& setup_;
   at::Tensor norm_;

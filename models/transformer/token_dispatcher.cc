@@ -46,6 +46,8 @@ struct TokenDispatcher::Route {
   at::Tensor weights{};      // [rows of all etp ranks, topk]
   Counts send_results{};     // kBitwise: choices of this rank's rows, for each rank of ep
   at::Tensor returned{};     // kBitwise: the places of these, in the order of rows and choices
+  Pending moved{};           // the rows
+  std::pair<at::Tensor, Pending> gradients{};  // of this rank's rows, on their way back
 
   at::Tensor end(const ExpertOrder& of) const { return of.ends.narrow(0, of.ends.size(0) - 1, 1); }
   // The sum of what each rank has of a token: rows [rows sent, n] -> [tokens, n].
@@ -222,7 +224,7 @@ void TokenDispatcher::wait() {
   route.arrived = sum(route.receive);
 }
 
-at::Tensor TokenDispatcher::dispatch() {
+void TokenDispatcher::send() {
   wait();
   auto& route = *route_;
   const auto sent = sum(route.send);
@@ -231,6 +233,7 @@ at::Tensor TokenDispatcher::dispatch() {
     auto choices = route.ep.all_to_all(choices_.narrow(0, 0, sent), route.send, route.receive);
     auto [rows, moved] =
         route.ep.begin_all_to_all(rows_.narrow(0, 0, sent), route.send, route.receive);
+    route.moved = std::move(moved);
     choices = route.gather_blocks(choices, -1);
     const auto experts = choices.narrow(1, 0, route.topk).to(at::kLong).flatten();
     if (route.sends_weights)
@@ -240,21 +243,34 @@ at::Tensor TokenDispatcher::dispatch() {
                           .to(weights_.scalar_type());
     route.places = expert_order(experts, {0, local_});
     if (route.bitwise) route.order_results();
+    return rows;
+  };
+  const auto backward = [route = route_](const at::Tensor&) {
+    auto [gradients, moved] = std::exchange(route->gradients, {});
     moved.wait();
-    return gather_choices(route.gather_blocks(rows), route.places, route.topk, route.choices);
+    return route->sum_over_ranks(gradients);
   };
-  const auto backward = [route = route_](const at::Tensor& grads) {
-    const auto all = route->places.order.size(0) / route->topk;
-    const auto sums =
-        combine_choices(grads, route->places.inverse, at::ones({all, route->topk}, grads.options()),
-                        route->end(route->places));
-    return route->sum_over_ranks(
-        route->ep.all_to_all(route->sum_of_block(sums), route->receive, route->send));
-  };
-  auto rows = mapped(x_, forward, backward);
+  arriving_ = mapped(x_, forward, backward);
   rows_ = at::Tensor();
   choices_ = at::Tensor();
-  return rows;
+}
+
+at::Tensor TokenDispatcher::receive() {
+  const auto forward = [&route = *route_](const at::Tensor& rows) {
+    route.moved.wait();
+    route.moved = Pending();
+    return gather_choices(route.gather_blocks(rows), route.places, route.topk, route.choices);
+  };
+  // The gradients travel until backward of send() waits for them; its argument only has the shape.
+  const auto backward = [route = route_](const at::Tensor& grads) {
+    const auto all = route->places.order.size(0) / route->topk;
+    const auto sums = route->sum_of_block(
+        combine_choices(grads, route->places.inverse, at::ones({all, route->topk}, grads.options()),
+                        route->end(route->places)));
+    route->gradients = route->ep.begin_all_to_all(sums, route->receive, route->send);
+    return sums;
+  };
+  return mapped(std::exchange(arriving_, {}), forward, backward);
 }
 
 const at::Tensor& TokenDispatcher::ends() const {

@@ -23,15 +23,17 @@ class TokenDispatcher {
   // GPU beside what the current stream does next.
   TokenDispatcher(const ModelSetup& setup, const at::Tensor& x, const Routing& routing);
 
-  // -> the rows for this rank's experts, those of the first one first. Differentiable by x. Waits
-  // for the numbers: the one place at which the host waits for the device. Called once, before the
-  // other functions.
-  at::Tensor dispatch();
+  // Sends the rows, which travel while the caller computes what needs none of them; so do their
+  // gradients. Waits for the numbers: the one place at which the host waits for the device. Called
+  // once, before the other functions.
+  void send();
+  // -> the rows for this rank's experts, those of the first one first. Differentiable by x.
+  at::Tensor receive();
 
   // The end of the rows of each of this rank's experts, int32.
   const at::Tensor& ends() const;
 
-  // Results of the rows of dispatch(), as Experts::forward() has them -> [tokens, hidden], the sums
+  // Results of the rows of receive(), as Experts::forward() has them -> [tokens, hidden], the sums
   // over each token's choices, weighed. Differentiable by the results and the routing's weights.
   // kBitwise: results come back one by one and are summed in the order of the choices, so that the
   // sum does not depend on the ranks of the experts. kFast: a rank sums what it has of a token.
@@ -50,6 +52,7 @@ class TokenDispatcher {
   at::Tensor numbers_;               // of the host, once they are known; see exchange()
   std::optional<c10::Event> known_;  // on a GPU
   at::Tensor rows_, choices_;        // to be sent, and others behind them
+  at::Tensor arriving_;              // there once Route::moved is
 };
 
 }  // namespace ferry::models

@@ -73,6 +73,7 @@ class Family:
         (self.folder / "reward.py").write_text(ppo_run.REWARD)
         if not self.sees:
             sft_run.write_model(self.folder / "model", self.kind, **SHAPE | self.changes)
+            choose_by_chance(self.folder / "model/model.safetensors")
             sft_run.write_rows(self.folder / "sft.jsonl", sft_run.conversations())
             return ppo_run.write_prompts(self.folder / "train.jsonl", 12)
         (self.folder / "model").mkdir()
@@ -81,6 +82,16 @@ class Family:
         sft_run.write_rows(self.folder / "train.jsonl", prompts)
         sft_run.write_rows(self.folder / "sft.jsonl", [{"messages": [*row["prompt"], {"role": "assistant", "content": "this is one"}],
                                                         "images": row["images"]} for row in prompts * 4])
+
+
+def choose_by_chance(path):
+    """transformers begins ERNIE's routers with zeros. Experts that are alike are chosen in an order of the device's own."""
+    import torch
+    from safetensors.torch import load_file, save_file
+    tensors = load_file(path)
+    routers = [name for name, tensor in tensors.items() if name.endswith("mlp.gate.weight") and not tensor.any()]
+    if routers:
+        save_file(tensors | {name: 0.02 * torch.randn_like(tensors[name]) for name in routers}, path, metadata={"format": "pt"})
 
 
 def meshes(family, prefix):
