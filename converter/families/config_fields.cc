@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -175,6 +176,25 @@ void read_qwen_experts(const ConfigFields& fields, TransformerConfig& config) {
   config.moe_layer_freq = sparse_layers(fields, config.num_layers);
   config.moe_ffn_hidden_size = fields.size("moe_intermediate_size");
   config.moe_router_pre_softmax = !fields.flag("norm_topk_prob", false);
+}
+
+void set_window_layers(const ConfigFields& fields,
+                       const std::vector<bool>& otherwise,
+                       TransformerConfig& config) {
+  if (!config.sliding_window) return;
+  const auto sliding = layers_of_kind(fields, "layer_types", "sliding_attention", "full_attention",
+                                      config.num_layers)
+                           .value_or(otherwise);
+  if (std::ranges::none_of(sliding, std::identity())) config.sliding_window.reset();
+  if (config.sliding_window && !std::ranges::all_of(sliding, std::identity()))
+    config.window_attn_skip_freq = sliding;
+}
+
+void read_qwen_window(const ConfigFields& fields, TransformerConfig& config) {
+  const auto first = fields.count("max_window_layers", kMaxWindowLayers, kMaxSize);
+  std::vector<bool> sliding;
+  for (std::int64_t i = 0; i < config.num_layers; ++i) sliding.push_back(i >= first);
+  set_window_layers(fields, sliding, config);
 }
 
 namespace {

@@ -79,6 +79,18 @@ void require_normed_weights(const ConfigFields& fields);
 // Qwen's experts: num_experts, decoder_sparse_step, mlp_only_layers.
 void read_qwen_experts(const ConfigFields& fields, models::TransformerConfig& config);
 
+// max_window_layers of Qwen's models where config.json says none.
+inline constexpr std::int64_t kMaxWindowLayers = 28;
+
+// Leaves the sliding window to the layers that layer_types names, or else to those of `otherwise`;
+// there is no window where that is none of them.
+void set_window_layers(const ConfigFields& fields,
+                       const std::vector<bool>& otherwise,
+                       models::TransformerConfig& config);
+
+// Qwen's window: the layers from max_window_layers on slide where layer_types names none.
+void read_qwen_window(const ConfigFields& fields, models::TransformerConfig& config);
+
 // Qwen3-VL's vision_config, image_token_id, and mrope_section of its text_config. Nothing where
 // there is no vision_config.
 void read_qwen3_vision(const ConfigFields& all, models::TransformerConfig& config);

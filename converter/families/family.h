@@ -74,6 +74,7 @@ struct HfNames {
   // Tensors whose names begin so are of no parameter, a vision tower's: they travel beside the
   // model.
   std::span<const std::string_view> carried{};
+  bool mxfp4_experts = false;  // its experts also lie in files as MXFP4: _blocks and _scales
   std::span<const TowerRule> bridge_tower{};    // of Megatron-Bridge
   std::span<const TowerRule> mbridge_tower{};   // of mbridge, and verl with it
   std::span<const TowerRule> computed_tower{};  // of models::VisionModel: the first rule that fits

@@ -30,7 +30,13 @@ RopeScaling parse_rope_scaling(const ConfigFields& fields) {
   const auto type = find_in(models::kRopeTypes, name);
   require(type.has_value(), ErrorKind::kLayout, "{}: rope_type is \"{}\", which is none of {}",
           fields.source(), name, names_in(models::kRopeTypes));
-  if (*type == RopeType::kDefault) return {};
+  if (*type == RopeType::kDefault) {
+    const auto beta = fields.optional_number("llama_4_scaling_beta");
+    if (!beta) return {};
+    return {.original_max_position_embeddings =
+                fields.optional_size("original_max_position_embeddings"),
+            .llama_4_scaling_beta = beta};
+  }
   return {
       .type = *type,
       .factor = fields.optional_number("factor").value_or(1.0),

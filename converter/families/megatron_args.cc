@@ -388,6 +388,15 @@ void require_same_model(const TransformerConfig& args,
        "untie_embeddings_and_output_weights");
   same(args.num_moe_experts, config.num_moe_experts, "num_experts");
   same(args.moe_ffn_hidden_size, config.moe_ffn_hidden_size, "moe_ffn_hidden_size");
+  if (args.num_moe_experts > 0) {
+    same(args.moe_router_topk, config.moe_router_topk, "moe_router_topk");
+    // Arguments that others have saved may leave the factor at its default.
+    if (args.moe_router_topk_scaling_factor != 1)
+      same(args.moe_router_topk_scaling_factor, config.moe_router_topk_scaling_factor,
+           "moe_router_topk_scaling_factor");
+  }
+  if (args.sliding_window)
+    same(*args.sliding_window, config.sliding_window.value_or(0), "sliding_window");
   same(args.moe_shared_expert_intermediate_size, config.moe_shared_expert_intermediate_size,
        "moe_shared_expert_intermediate_size");
   if (args.moe_layer_freq != config.moe_layer_freq)

@@ -89,6 +89,10 @@ std::int64_t parse_group_size(const ConfigFields& how, std::string_view type) {
     require(plain, ErrorKind::kLayout,
             "{}: {} of {} bits; only symmetric {} of 4 bits in the order of the columns are read",
             weights.source(), weights.text("type", "elements"), bits, type);
+    const auto strategy = weights.text("strategy", "group");
+    require(strategy == "group" || strategy == "tensor_group", ErrorKind::kLayout,
+            "{}: strategy \"{}\" is not read: only scales of groups of a row are", weights.source(),
+            strategy);
     const auto size = weights.size("group_size");
     require(!found || *found == size, ErrorKind::kLayout,
             "{}: config_groups have group sizes {} and {}, which is not handled", how.source(),

@@ -61,7 +61,8 @@ std::set<std::uint32_t> chosen_tensors(const Checkpoint& checkpoint, Method meth
     for (const auto& part : tensor.parts) {
       const auto& model = map.tensors[part.model];
       if (method == Method::kMxfp4) {
-        if (tensor.expert && !part.axes.empty() && model.shape.rank() == 3)
+        if (map.family->names->mxfp4_experts && tensor.expert && !part.axes.empty() &&
+            model.shape.rank() == 3)
           chosen.insert(part.model);
         continue;
       }

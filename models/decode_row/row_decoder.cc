@@ -54,7 +54,8 @@ std::unique_ptr<RowDecoder> RowDecoder::make(const TransformerConfig& config,
       config.activation != Activation::kSilu ||
       config.norm_rounding() != NormRounding::kBeforeWeight || config.rotary_base_local ||
       config.softmax_scale || config.attn_logit_softcapping ||
-      config.rope_scaling.llama_4_scaling_beta || config.head != Head::kLanguageModel)
+      !config.window_attn_skip_freq.empty() || config.rope_scaling.llama_4_scaling_beta ||
+      config.head != Head::kLanguageModel)
     return nullptr;
   for (const auto& parameter : parameters.all())
     if (parameter.value.scalar_type() != at::kBFloat16) return nullptr;

@@ -86,11 +86,13 @@ void read_mistral(const ConfigFields& fields, TransformerConfig& config) {
 void read_qwen2(const ConfigFields& fields, TransformerConfig& config) {
   read_linear_biases(fields, config);
   config.add_qkv_bias = true;
+  read_qwen_window(fields, config);
 }
 
 void read_qwen3(const ConfigFields& fields, TransformerConfig& config) {
   read_linear_biases(fields, config);
   config.qk_layernorm = true;
+  read_qwen_window(fields, config);
 }
 
 bool is_dense(const TransformerConfig& config) {
@@ -155,6 +157,7 @@ constexpr Family kFamilies[] = {
     {.model_type = "qwen2_5_vl",
      .names = &kQwen25SeeingNames,
      .config_key = "text_config",
+     .defaults = R"({"max_window_layers": 80})",  // Qwen2_5_VLTextConfig of transformers
      .configure = read_qwen2,
      .bridge_seeing = &kQwen25SeeingProvider},
     {.model_type = "qwen3_vl",

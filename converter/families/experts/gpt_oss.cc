@@ -40,6 +40,7 @@ constexpr HfNames kGptOssNames{
     .attention = kGptOssAttention,
     .moe_mlp = kGptOssMoe,
     .last = kHeadNames,
+    .mxfp4_experts = true,
 };
 
 // The layers that look at the sliding window alone: every second one where layer_types names none.

@@ -77,16 +77,18 @@ void read_deepseek(const ConfigFields& fields, TransformerConfig& config) {
   read_deepseek_experts(fields, config);
 }
 
-void read_deepseek_v3(const ConfigFields& fields, TransformerConfig& config) {
+void read_biased_router(const ConfigFields& fields, TransformerConfig& config) {
+  require_normed_weights(fields);
   read_deepseek(fields, config);
   config.moe_router_score_function =
       fields.choice("scoring_func", models::kScoreFunctions, models::ScoreFunction::kSigmoid);
   config.moe_router_enable_expert_bias = fields.text("topk_method", "noaux_tc") == "noaux_tc";
 }
 
-void read_glm_lite(const ConfigFields& fields, TransformerConfig& config) {
-  require_normed_weights(fields);
-  read_deepseek_v3(fields, config);
+void read_deepseek_v3(const ConfigFields& fields, TransformerConfig& config) {
+  require(fields.flag("rope_interleave", true), ErrorKind::kLayout,
+          "{}: rope_interleave is false, which is not handled", fields.source());
+  read_biased_router(fields, config);
 }
 
 // The layers of GLM-5.2 that have an indexer of their own: listed, under either key, or spelled as
@@ -136,7 +138,7 @@ void set_shared_indexers(const std::vector<bool>& own,
 }
 
 void read_sparse(const ConfigFields& fields, TransformerConfig& config) {
-  read_glm_lite(fields, config);
+  read_biased_router(fields, config);
   config.dsa_indexer_n_heads = fields.size("index_n_heads", std::nullopt, kMaxHeads);
   config.dsa_indexer_head_dim = fields.size("index_head_dim");
   config.dsa_indexer_topk = fields.size("index_topk");
@@ -221,7 +223,7 @@ constexpr Family kDeepSeek[] = {
      .names = &kDeepSeekNames,
      .num_experts_key = kNumExperts,
      .prediction = kNextnPrediction,
-     .configure = read_glm_lite,
+     .configure = read_deepseek_v3,
      .bridge = &kGlmLiteProvider},
     {.model_type = "deepseek_v32",
      .names = &kDeepSeekNames,

@@ -4,6 +4,7 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "converter/families/quantization.h"
 #include "distckpt/base/json.h"
@@ -87,6 +88,70 @@ TEST(HfConfig, KnowsWhatEachFamilyAdds) {
             std::nullopt);  // not used unless told to
   EXPECT_TRUE(parse(R"("attention_bias": true, "mlp_bias": true)").add_bias_linear);
   EXPECT_FALSE(parse(R"("tie_word_embeddings": true)").untie_embeddings_and_output_weights);
+}
+
+TEST(HfConfig, LeavesTheWindowOfQwenToTheLayersThatHaveIt) {
+  const auto with = [](std::string_view more, std::string_view model_type) {
+    return parse(fmt::format(
+                     R"("use_sliding_window": true, "sliding_window": 6, "moe_intermediate_size": 8,
+               "num_experts": 4, "shared_expert_intermediate_size": 8{}{})",
+                     more.empty() ? "" : ", ", more),
+                 model_type);
+  };
+  const std::vector<bool> first{true, false}, second{false, true}, all{};
+  for (const auto* type : {"qwen2", "qwen3", "qwen2_5_vl"}) {
+    const auto some = with(R"("max_window_layers": 1)", type);
+    EXPECT_EQ(some.sliding_window, 6) << type;
+    EXPECT_EQ(some.window_attn_skip_freq, second) << type;
+    EXPECT_EQ(with(R"("max_window_layers": 0)", type).sliding_window, 6) << type;
+    EXPECT_EQ(with(R"("max_window_layers": 0)", type).window_attn_skip_freq, all) << type;
+    EXPECT_EQ(with("", type).sliding_window, std::nullopt) << type;  // from layer 28 or 80 on
+  }
+  EXPECT_EQ(with("", "qwen2_moe").window_attn_skip_freq, first);
+  EXPECT_EQ(with(R"("max_window_layers": 0)", "qwen2_moe").sliding_window, std::nullopt);
+  const auto* const listed = R"("max_window_layers": 0,
+                                "layer_types": ["full_attention", "sliding_attention"])";
+  for (const auto* type : {"qwen2", "qwen3", "qwen2_moe"})
+    EXPECT_EQ(with(listed, type).window_attn_skip_freq, second) << type;
+  // Its class reads neither.
+  EXPECT_EQ(with(listed, "qwen3_moe").sliding_window, 6);
+  EXPECT_EQ(with(listed, "qwen3_moe").window_attn_skip_freq, all);
+}
+
+TEST(HfConfig, KeepsTheScaleOfQueriesWithoutThatOfPositions) {
+  const auto ministral = [](std::string_view more) {
+    return parse(fmt::format(R"("rope_parameters": {{"rope_type": "default",
+                                "original_max_position_embeddings": 16{}}})",
+                             more),
+                 "ministral3")
+        .rope_scaling;
+  };
+  const auto scaled = ministral(R"(, "llama_4_scaling_beta": 0.5)");
+  EXPECT_EQ(scaled.type, models::RopeType::kDefault);
+  EXPECT_EQ(scaled.llama_4_scaling_beta, 0.5);
+  EXPECT_EQ(scaled.original_max_position_embeddings, 16);
+  EXPECT_EQ(ministral(""), models::RopeScaling{});
+}
+
+TEST(HfConfig, RefusesWhatDeepSeekV3DoesNotCompute) {
+  const auto latent = [](std::string_view more, std::string_view model_type) {
+    return parse(fmt::format(R"("kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8,
+                                "v_head_dim": 8, "n_routed_experts": 4, "index_n_heads": 2,
+                                "index_head_dim": 8, "index_topk": 4,
+                                "moe_intermediate_size": 8, {})",
+                             more),
+                 model_type);
+  };
+  for (const auto* type : {"deepseek_v3", "kimi_k2", "glm4_moe_lite"}) {
+    for (const auto* key : {"norm_topk_prob", "rope_interleave"}) {
+      EXPECT_TRUE(fails(ErrorKind::kLayout, {key, "is false"}, [&] {
+        latent(fmt::format("\"{}\": false", key), type);
+      })) << type;
+      EXPECT_NO_THROW(latent(fmt::format("\"{}\": true", key), type)) << type;
+    }
+  }
+  EXPECT_NO_THROW(latent(R"("norm_topk_prob": false)", "deepseek_v2"));
+  EXPECT_NO_THROW(latent(R"("rope_interleave": false)", "deepseek_v32"));  // not read there
 }
 
 TEST(HfConfig, RefusesWhatItDoesNotUnderstand) {

@@ -313,6 +313,9 @@ TEST(Hybrid, ReadsThePatternOfLayersInBothWords) {
   EXPECT_EQ(hub.num_moe_experts, 4);
   EXPECT_EQ(parse(R"("hybrid_override_pattern": "M-*", "num_hidden_layers": 3)").num_moe_experts,
             0);
+  const auto tied = R"("hybrid_override_pattern": "M", "num_hidden_layers": 1,
+                       "tie_word_embeddings": true)";
+  EXPECT_TRUE(parse(tied).untie_embeddings_and_output_weights);  // its class ties nothing
   const auto refused = [&](const std::string& more, ErrorKind kind, const char* word) {
     EXPECT_TRUE(fails(kind, {word}, [&] { parse(more); })) << more;
   };

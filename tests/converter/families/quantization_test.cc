@@ -61,6 +61,13 @@ TEST(ParseQuantization, KnowsTheFormatsOfFourBits) {
                              {"format", "nvfp4-pack-quantized"},
                              {"config_groups", groups(4, "float", 16)}});
   EXPECT_EQ(nvfp4->packed->how, distckpt::GlobalScale::kDivisor);
+  auto strategy = groups(4, "float", 16);
+  strategy["group_0"]["weights"]["strategy"] = "tensor_group";
+  EXPECT_EQ(parsed({{"quant_method", "compressed-tensors"},
+                    {"format", "nvfp4-pack-quantized"},
+                    {"config_groups", strategy}})
+                ->block,
+            nvfp4->block);
   const auto modelopt = parsed({{"quant_method", "modelopt"}, {"quant_algo", "NVFP4"}});
   EXPECT_EQ(modelopt->packed->how, distckpt::GlobalScale::kFactor);
   EXPECT_EQ(modelopt->block, (distckpt::Dims{1, 16}));
@@ -84,6 +91,10 @@ TEST(ParseQuantization, RefusesOtherBitsGroupsAndMethodsByName) {
   auto asymmetric = groups(4, "int", 32);
   asymmetric["group_0"]["weights"]["symmetric"] = false;
   refuses(ErrorKind::kLayout, "only symmetric", with(asymmetric));
+  auto channel = groups(4, "int", 32);
+  channel["group_0"]["weights"]["strategy"] = "channel";
+  channel["group_0"]["weights"]["group_size"] = nullptr;
+  refuses(ErrorKind::kLayout, "strategy \"channel\" is not read", with(channel));
   refuses(ErrorKind::kLayout, "quantised by \"awq\" (no format)", {{"quant_method", "awq"}});
   refuses(ErrorKind::kLayout, "(marlin)",
           {{"quant_method", "compressed-tensors"}, {"format", "marlin"}});

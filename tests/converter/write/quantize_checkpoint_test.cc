@@ -14,6 +14,7 @@
 #include "distckpt/formats/safetensors.h"
 #include "distckpt/storage/file_io.h"
 #include "tests/support/expect.h"
+#include "tests/support/files.h"
 #include "tests/support/models/tiny_model.h"
 #include "tests/support/temp_dir.h"
 
@@ -88,6 +89,13 @@ TEST_F(QuantizeCheckpoint, ReadsBackWithLinearLayersAloneChanged) {
 TEST_F(QuantizeCheckpoint, HasMxfp4ForExpertsOfGptOssAlone) {
   EXPECT_TRUE(support::fails(ErrorKind::kUsage, {"--quantize mxfp4", "GPT-OSS", "llama has none"},
                              [&] { write(Method::kMxfp4); }));
+  // Its experts lie in one tensor, transposed, as GPT-OSS's do.
+  EXPECT_TRUE(support::fails(ErrorKind::kUsage, {"--quantize mxfp4", "qwen3_vl_moe has none"}, [&] {
+    convert({.from = support::test_data("hf_qwen3_vl_moe") / "hf",
+             .to = dir_ / "out",
+             .format = Format::kHuggingFace,
+             .quantize = Method::kMxfp4});
+  }));
   EXPECT_FALSE(std::filesystem::exists(dir_ / "out"));
 }
 
