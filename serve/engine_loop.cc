@@ -263,7 +263,7 @@ void EngineLoop::take_weights(bool succeeded) {
 
 void EngineLoop::sleep(int level, PauseMode mode, Done done) {
   const auto body = [this, level] {
-    if (status_.is_sleeping) return;
+    if (status_.is_sleeping && (level < 2 || status_.lacks_weights)) return;
     engine_.sleep(level);
     status_.is_sleeping = true;
     status_.lacks_weights = status_.lacks_weights || level == 2;

@@ -26,6 +26,7 @@
 #include <cstring>
 
 #include "cli/sandbox/memory_watch.h"
+#include "cli/sandbox/standard_files.h"
 #include "cli/sandbox/user_map.h"
 #include "distckpt/base/error.h"
 #include "distckpt/storage/file_io.h"
@@ -148,6 +149,10 @@ constexpr std::array kRefused{
     SYS_sethostname,
     SYS_setdomainname,
     SYS_pidfd_getfd,
+    // Memory that no process maps, which nothing counts.
+    SYS_memfd_create,
+    SYS_memfd_secret,
+    SYS_shmget,
 };
 
 #if defined(__x86_64__)
@@ -268,6 +273,7 @@ int watch_over_program(const SandboxOptions& options,
 }  // namespace
 
 int run_in_sandbox(const SandboxOptions& options) {
+  const StandardFiles standard;
   const bool as_nobody = enter_user_namespace(CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC |
                                               CLONE_NEWUTS | (options.network ? 0 : CLONE_NEWNET));
   std::array<int, 2> ends{};

@@ -32,14 +32,14 @@ constexpr std::array kKeywords{"type",          "enum",
                                "format",        "minimum",
                                "maximum",       "exclusiveMinimum",
                                "multipleOf",    "exclusiveMaximum"};
-constexpr std::array kAnnotations{"$schema",        "$id",
-                                  "$comment",       "$defs",
-                                  "definitions",    "title",
-                                  "description",    "default",
-                                  "examples",       "example",
-                                  "deprecated",     "readOnly",
-                                  "writeOnly",      "contentMediaType",
-                                  "contentEncoding"};
+constexpr std::array kAnnotations{"$schema",         "$id",
+                                  "$comment",        "$defs",
+                                  "definitions",     "title",
+                                  "description",     "default",
+                                  "examples",        "example",
+                                  "deprecated",      "readOnly",
+                                  "writeOnly",       "contentMediaType",
+                                  "contentEncoding", "discriminator"};
 
 bool is_minimum(std::string_view keyword) {
   return keyword.starts_with("min") || keyword == "exclusiveMinimum";

@@ -218,8 +218,9 @@ void ChildProcess::receive() {
   const auto count = read(output_.get(), bytes.data(), bytes.size());
   if (count > 0) {
     received_.append(bytes.data(), static_cast<std::size_t>(count));
-    require(received_.size() <= kLongestLine || received_.find('\n') != std::string::npos,
-            ErrorKind::kCorrupt, "a line of more than {} bytes", kLongestLine);
+    if (received_.size() > kLongestLine && received_.find('\n') == std::string::npos)
+      throw LineTooLong(ErrorKind::kCorrupt,
+                        fmt::format("a line of more than {} bytes", kLongestLine));
   } else if (count == 0 || (errno != EAGAIN && errno != EINTR)) {
     const auto status = wait_for_end(kToEnd);
     ended_ = status ? describe(*status) : "closed its output";

@@ -12,9 +12,16 @@
 #include <string_view>
 #include <vector>
 
+#include "distckpt/base/error.h"
 #include "distckpt/storage/file_io.h"
 
 namespace ferry::trainer {
+
+// A line of more than 16 MiB.
+class LineTooLong : public Error {
+ public:
+  using Error::Error;
+};
 
 class ChildProcess {
  public:
@@ -32,6 +39,7 @@ class ChildProcess {
 
   // Sends what it takes of `unsent`, which loses that, and receives what there is, for at most so
   // long. Returns a whole line without its end, an empty one too; nothing if none came.
+  // Throws LineTooLong, and Error(kIo).
   std::optional<std::string> exchange(std::string_view& unsent, std::chrono::milliseconds limit);
 
   // True if its output has ended: "exit status 1", "signal 9", "closed its output".

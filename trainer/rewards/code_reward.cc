@@ -119,7 +119,11 @@ std::optional<std::string> run_program(const ProgramFile& program,
         until - std::chrono::steady_clock::now());
     if (left.count() <= 0 || said.size() > kMostOutput) return std::nullopt;
     if (input.empty()) process.close_input();
-    if (const auto line = process.exchange(input, left)) said += *line + "\n";
+    try {
+      if (const auto line = process.exchange(input, left)) said += *line + "\n";
+    } catch (const LineTooLong&) {
+      return std::nullopt;
+    }
   }
   std::string_view none;
   while (const auto line = process.exchange(none, std::chrono::milliseconds(0)))

@@ -63,6 +63,13 @@ def test_the_scores_are_verl_s():
     assert mine[0]["acc"] == 1 and mine[0]["tests"] == 3 and mine[4]["acc"] == 0
 
 
+def test_output_without_end_fails_a_test_and_no_run():
+    said = score({"solution_str": "print('x' * 20_000_000)", "ground_truth": ADD},
+                 {"solution_str": "import sys\nwhile True: sys.stdout.write('x' * 65536)", "ground_truth": ADD},
+                 {"solution_str": CASES["right"][0], "ground_truth": ADD})
+    assert [answer["score"] for answer in said] == [0, 0, 1]
+
+
 def test_it_is_bound_in_time_and_place(tmp_path):
     hangs = "import time\nprint(1, flush=True)\ntime.sleep(600)"
     writes = f"open({str(tmp_path / 'x')!r}, 'w')\nprint(1)"

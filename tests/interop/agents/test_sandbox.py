@@ -44,6 +44,30 @@ def test_it_changes_no_file(tmp_path):
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_it_opens_no_standard_file_again(number, tmp_path):
+    """A file among them is written to as the program's output alone, also where output and error are one file."""
+    path = tmp_path / "file"
+    path.write_text("before\n")
+    program = f"import sys\nprint(sys.stdin.readline(), end='')\nprint('end', file=sys.stderr)\nopen('/proc/self/fd/{number}', 'w').write('seen\\n')"
+    with open(path, "r+" if number == 0 else "a") as file:
+        files = {"stdin": file} if number == 0 else {"input": "asked\n", ("stdout" if number == 1 else "stderr"): file}
+        done = subprocess.run([FERRY, "sandbox", "--", sys.executable, "-c", program], text=True, timeout=60,
+                              **({"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | files))
+    if number == 0:
+        assert path.read_text() == "before\n" and done.stdout == "before\n"
+    else:
+        assert path.read_text() == {1: "before\nasked\nseen\n", 2: "before\nend\nseen\n"}[number] and done.returncode == 0, done
+    with open(path, "w") as file:
+        run = [FERRY, "sandbox", "--", "sh", "-c", "echo one; echo two >&2; echo three; exit 3"]
+        assert subprocess.run(run, stdout=file, stderr=file, timeout=60).returncode == 3
+    assert path.read_text() == "one\ntwo\nthree\n"
+
+
+def test_it_has_no_memory_that_no_process_maps():
+    assert refused("import os; os.memfd_create('x')") == "PermissionError"
+
+
 @pytest.mark.parametrize("relative", [True, False], ids=["relative", "absolute"])
 def test_it_changes_the_folder_in_which_it_runs_if_that_is_named(relative, tmp_path):
     done = run("open('new', 'w').write('x')", "--writable", "." if relative else tmp_path, cwd=tmp_path)

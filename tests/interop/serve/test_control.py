@@ -189,6 +189,14 @@ def test_a_server_sleeps_and_answers_as_before(server, talker, expected, level):
     assert pending() == expected["talker"]
 
 
+def test_a_server_that_sleeps_can_sleep_deeper(server, talker, expected):
+    for level in (1, 2, 1):
+        server.post(f"/sleep?level={level}")
+    server.post("/wake_up")
+    server.post("/update_weights", checkpoint=str(talker))
+    assert answer(server) == expected["talker"]
+
+
 def test_a_pause_holds_requests_and_aborts_or_keeps_those_under_way(server, expected):
     long = {"prompt": "x", "max_tokens": 2000, "ignore_eos": True, "seed": 1}
     kept = in_background(lambda: server.complete(**long)["choices"][0]["finish_reason"])
