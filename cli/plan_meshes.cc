@@ -117,8 +117,8 @@ class Search {
     });
   }
 
-  // So many of those that take the fewest seconds, and as many that do not fit: with another
-  // rollout they may.
+  // The `count` meshes that fit and take the fewest seconds, and as many that do not fit: they may
+  // with another rollout.
   std::vector<Mesh> learners(std::size_t count) const {
     std::vector<Mesh> meshes;
     std::array<std::size_t, 2> taken{};

@@ -1,5 +1,5 @@
-// How two checkpoints differ, for people: as tables on a terminal, and as one HTML file with a heat
-// map that needs nothing else.
+// The differences between two checkpoints, for people: as tables on a terminal, and as one HTML
+// file with a heat map that needs nothing else.
 #pragma once
 
 #include <cstddef>

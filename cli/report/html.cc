@@ -173,7 +173,7 @@ std::string escape_xml(std::string_view text) {
   std::string escaped;
   for (std::size_t i = 0; i < text.size(); ++i) {
     const char c = text[i];
-    // Nor does it know U+FFFE and U+FFFF.
+    // XML has no U+FFFE and U+FFFF.
     if (const auto three = text.substr(i, 3); three == "\xEF\xBF\xBE" || three == "\xEF\xBF\xBF") {
       escaped += '?';
       i += 2;

@@ -1,4 +1,4 @@
-// Out of memory: tells it from the other errors that LibTorch and the standard library throw, and
+// Tells a lack of memory from the other errors that LibTorch and the standard library throw, and
 // turns it into an Error with a hint.
 #pragma once
 

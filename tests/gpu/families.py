@@ -85,13 +85,14 @@ class Family:
 
 
 def choose_by_chance(path):
-    """transformers begins ERNIE's routers with zeros. Experts that are alike are chosen in an order of the device's own."""
+    """transformers begins ERNIE's routers with zeros. Experts that are alike are chosen in an order of the device's own. The numbers are those of bf16, in which
+    Ferry has routers and transformers has not."""
     import torch
     from safetensors.torch import load_file, save_file
     tensors = load_file(path)
     routers = [name for name, tensor in tensors.items() if name.endswith("mlp.gate.weight") and not tensor.any()]
     if routers:
-        save_file(tensors | {name: 0.02 * torch.randn_like(tensors[name]) for name in routers}, path, metadata={"format": "pt"})
+        save_file(tensors | {name: (0.02 * torch.randn_like(tensors[name])).bfloat16().float() for name in routers}, path, metadata={"format": "pt"})
 
 
 def meshes(family, prefix):

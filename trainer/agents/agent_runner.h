@@ -42,9 +42,9 @@ struct AgentLimits {
 struct SessionObserver {
   std::function<void(std::size_t number)> is_over = [](std::size_t) {};  // a session
   std::function<void()> poll = [] {};                                    // now and then
-  // Instead of all sessions those begin, or go on, that this returns before each step of the
-  // engine, until it returns nothing; it may append to the sessions. `waits`: there is nothing else
-  // to do. It says the same on all ranks of a model.
+  // If set, run() calls it before each step of the engine and begins, or goes on with, the sessions
+  // that it returns and no others, until it returns nothing. It may append to the sessions, and
+  // must return the same on all ranks of a model. `waits`: there is nothing else to do.
   std::function<std::optional<std::vector<std::size_t>>(bool waits)> next{};
 };
 
@@ -59,13 +59,13 @@ class AgentRunner {
               const models::ProcessGroup& tp);
   ~AgentRunner();
 
-  // Until all sessions are over, which begin, or go on; or until `is_enough`, which is asked behind
-  // each step of the engine and must say the same on all ranks of `tp`: then questions that are
-  // open are waited for, and what else is under way stops. `params` are of all turns but for seed
-  // and max_tokens; `global_step`: behind which the engine's weights are. Called by all ranks of
-  // `tp`, and by all that share experts: these take the same steps of the engine, a rank that has
-  // nothing to draw or has enough, too, until none has anything left.
-  // Throws Error of the engine, or of an environment.
+  // Begins the sessions, or goes on with them, and returns when all are over or `is_enough` says
+  // so. `is_enough` is asked after each step of the engine and must say the same on all ranks of
+  // `tp`; run() then waits for questions that are open and stops everything else. All turns use
+  // `params` but for seed and max_tokens. `global_step`: the training step that the engine's
+  // weights are from. All ranks of `tp` call this, and all that share experts: these take the same
+  // steps of the engine until none has anything left, even a rank that has nothing to draw or has
+  // enough. Throws Error of the engine, or of an environment.
   void run(
       std::vector<Session>& sessions,
       const rollout::SamplingParams& params,
@@ -125,7 +125,7 @@ class AgentRunner {
   std::vector<std::unique_ptr<AgentProgram>> programs_;  // of all loops, on the first rank of tp
   std::int64_t next_id_ = 0;                             // of a question
   std::vector<Span> spans_;
-  // While run() does:
+  // Set while run() works:
   std::vector<Session>* sessions_ = nullptr;
   SessionObserver observer_{};
   rollout::SamplingParams params_{};

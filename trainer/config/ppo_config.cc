@@ -271,7 +271,8 @@ void list(ConfigTable& table, PpoTrainerConfig& c) {
       "seconds after which the run ends if no rank has been called by rank 0 or has answered it",
       at_least(1));
   table.add("critic_warmup", c.critic_warmup,
-            "number of first steps in which the critic alone learns", at_least(0));
+            "first step, counted from 1, in which the actor learns, too; 0 means the same as 1",
+            at_least(0));
   table.add("balance_batch", c.balance_batch, "give ranks about the same number of tokens");
   table.add("log_samples", c.log_samples, "write prompts, answers and scores");
   table.add("rollout_data_dir", c.rollout_data_dir,

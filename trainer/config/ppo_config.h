@@ -278,7 +278,7 @@ void list(ConfigTable& table, AlgorithmConfig& c);
 struct PpoTrainerConfig {  // trainer, and what all runs have
   TrainerConfig run{};
   int worker_timeout = 14400;  // seconds
-  int critic_warmup = 0;       // steps in which the critic alone learns
+  int critic_warmup = 0;       // first step, from 1, in which the actor learns
   bool balance_batch = true;
   std::string rollout_data_dir{};     // a folder of samples, JSONL; empty: rollouts/ in the run's
   std::string validation_data_dir{};  // the same of validation

@@ -11,11 +11,12 @@ constexpr std::int64_t mib(std::int64_t count) {
   return count << 20;
 }
 
-// A name that begins with another stands before it. Operations without sparsity; half of NVLink's
-// and PCIe's rates, which data sheets give for both directions.
-constexpr std::array<DeviceSpec, 8> kDevices{{
+// Operations without sparsity; half of NVLink's and PCIe's rates, which data sheets give for both
+// directions.
+constexpr std::array<DeviceSpec, 9> kDevices{{
     {"GB200", mib(188'416), 2500e12, 8.0e12, 900e9, 225e9},
     {"B200", mib(182'632), 2250e12, 8.0e12, 900e9, 55e9},
+    {"GH200", mib(97'871), 989e12, 4.0e12, 450e9, 450e9},
     {"H100", mib(81'000), 989e12, 3.35e12, 450e9, 55e9},
     {"H200", mib(143'156), 989e12, 4.8e12, 450e9, 55e9},
     {"H800", mib(81'000), 989e12, 3.35e12, 200e9, 55e9},
@@ -30,8 +31,17 @@ std::optional<DeviceSpec> find_device(std::string_view name) {
   const auto same = [](unsigned char a, unsigned char b) {
     return std::toupper(a) == std::toupper(b);
   };
+  const auto is_word = [&](std::size_t begin, std::size_t size) {
+    const auto is_part = [&](std::size_t at) {
+      return at < name.size() && std::isalnum(static_cast<unsigned char>(name[at])) != 0;
+    };
+    return (begin == 0 || !is_part(begin - 1)) && !is_part(begin + size);
+  };
   for (const auto& device : kDevices) {
-    if (!std::ranges::search(name, device.name, same).empty()) return device;
+    const auto size = device.name.size();
+    for (std::size_t begin = 0; begin + size <= name.size(); ++begin)
+      if (std::ranges::equal(name.substr(begin, size), device.name, same) && is_word(begin, size))
+        return device;
   }
   return std::nullopt;
 }

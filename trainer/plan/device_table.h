@@ -20,8 +20,8 @@ struct DeviceSpec {
   bool on_host = false;     // the host itself
 };
 
-// The device whose name CUDA's contains, "NVIDIA H100 80GB HBM3", in any case of letters; nothing
-// for one that is not known.
+// The device whose name is a word of CUDA's, "NVIDIA H100 80GB HBM3", in any case of letters;
+// nothing for one that is not known.
 std::optional<DeviceSpec> find_device(std::string_view name);
 
 std::vector<std::string_view> device_names();

@@ -1,6 +1,7 @@
 #include "trainer/plan/phase_seconds.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "distckpt/base/integers.h"
@@ -71,7 +72,7 @@ class StepClock {
   double passes(const RoleSetup& role, bool learns) const {
     const auto mesh = role.mesh();
     const auto sequences = setup_.sequences * (learns ? role.epochs : 1);
-    const auto tokens = real(sequences * setup_.longest_sequence);
+    const auto tokens = real(sequences) * real(setup_.longest_sequence);
     const auto& model = role.model;
     const auto shares = efficiency_of(model, mesh, role.engine.alignment);
     const auto operations = operations_of(role, sequences);
@@ -177,9 +178,8 @@ class StepClock {
   }
 
   double operations_of(const RoleSetup& role, std::int64_t sequences) const {
-    const std::vector<std::int64_t> lengths(static_cast<std::size_t>(sequences),
-                                            setup_.longest_sequence);
-    return models::training_flops(role.model, lengths);
+    const std::array<std::int64_t, 1> length{setup_.longest_sequence};
+    return real(sequences) * models::training_flops(role.model, length);
   }
 
   // Activations among the ranks of a layer, in one direction through the model: of each half of a

@@ -1,7 +1,11 @@
 #include "trainer/plan/run_setup.h"
 
-#include <numeric>
+#include <fmt/format.h>
 
+#include <numeric>
+#include <string>
+
+#include "distckpt/base/error.h"
 #include "models/spec/sharding.h"
 #include "trainer/config/ppo_rules.h"
 
@@ -15,10 +19,15 @@ std::vector<int> ranks_of(const std::vector<int>& named, int world_size) {
   return all;
 }
 
-// After the role has all its fields.
-RoleSetup checked(RoleSetup role) {
-  (void)role.engine.data_parallel_size(static_cast<int>(role.ranks.size()), role.memory.engine);
+// Checks a role that has all its fields. `batch`: the settings that an update's sequences are the
+// product of, where the role trains.
+RoleSetup checked(RoleSetup role, const std::string& batch) {
+  const auto dp =
+      role.engine.data_parallel_size(static_cast<int>(role.ranks.size()), role.memory.engine);
   models::check_fits(role.model, role.mesh());
+  require(!role.trains || role.memory.batch_size % dp == 0, ErrorKind::kUsage,
+          "{}: {} sequences of an update are no multiple of the {} data parallel ranks", batch,
+          role.memory.batch_size, dp);
   return role;
 }
 
@@ -87,7 +96,8 @@ RunSetup setup_of(const SftConfig& config,
                              .ranks = ranks_of({}, world_size),
                              .memory = memory_settings(config),
                              .trains = true,
-                             .updates = 1})},
+                             .updates = 1},
+                            "data.global_batch_size")},
           .sequences = config.data.global_batch_size,
           .longest_sequence = config.data.max_length,
           .saves = config.checkpoint.save_freq > 0,
@@ -108,7 +118,7 @@ RunSetup setup_of(const PpoConfig& config,
                  .async_save = config.checkpoint.async_save};
   const auto add = [&](Role role, const models::TransformerConfig& model,
                        const EngineConfig& engine, const std::vector<int>& ranks,
-                       const MiniBatches& learned) {
+                       const MiniBatches& learned, const std::string& batch = {}) {
     setup.roles.push_back(
         checked({.role = role,
                  .model = model,
@@ -117,15 +127,19 @@ RunSetup setup_of(const PpoConfig& config,
                  .memory = memory_settings(config, role),
                  .trains = learned.size > 0,
                  .updates = learned.size > 0 ? sequences * learned.epochs / learned.size : 0,
-                 .epochs = learned.epochs}));
+                 .epochs = learned.epochs},
+                batch));
   };
   add(Role::kActor, models.actor, config.actor.megatron, config.actor.ranks,
-      config.actor_mini_batches());
+      config.actor_mini_batches(),
+      fmt::format("{}.ppo_mini_batch_size x {}.n", kActorSection, kRolloutSection));
   if (config.use_reference_policy())
     add(Role::kRef, models.actor, config.ref.megatron, config.ref.ranks, {});
   if (config.use_critic())
     add(Role::kCritic, models.critic, config.critic.megatron, config.critic.ranks,
-        config.critic_mini_batches());
+        config.critic_mini_batches(),
+        fmt::format("{}.ppo_mini_batch_size x {}.n",
+                    config.critic.ppo_mini_batch_size ? "critic" : kActorSection, kRolloutSection));
   if (config.reward.enable)
     add(Role::kReward, models.reward, config.reward.megatron, config.reward.ranks, {});
   setup.rollout = {.ranks = ranks_of(config.rollout.ranks, world_size),

@@ -61,8 +61,8 @@ struct ModelsOfRun {
   models::TransformerConfig reward{};
 };
 
-// Throw Error(kUsage) for a mesh that does not fill its ranks, or that the model cannot be split
-// over.
+// Throw Error(kUsage) for a mesh that does not fill its ranks, that the model cannot be split over,
+// or among whose data parallel ranks an update's sequences cannot be shared out.
 RunSetup setup_of(const SftConfig& config,
                   const models::TransformerConfig& model,
                   int world_size,

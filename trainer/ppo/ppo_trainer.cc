@@ -122,7 +122,7 @@ void PpoTrainer::learn(const RolloutBatch& batch) {
     if (!output.not_finite.empty()) not_finite = output.not_finite;
   };
   if (config_.use_critic()) update("update_critic", &PpoWorkers::update_critic);
-  if (step_ + 1 > config_.trainer.critic_warmup) update("update_actor", &PpoWorkers::update_actor);
+  if (step_ + 1 >= config_.trainer.critic_warmup) update("update_actor", &PpoWorkers::update_actor);
   not_finite_.add(not_finite);
 }
 

@@ -110,7 +110,7 @@ class ReplicaFleet {
   int num_joined_ = 0;
   std::optional<std::int64_t> weights_step_{};
   std::unique_ptr<WeightImage> image_{};  // of these weights, once a replica needs it
-  // While sessions are shared:
+  // Set while sessions are shared:
   std::vector<Session>* sessions_ = nullptr;
   rollout::SamplingParams params_{};
   SessionObserver observer_{};

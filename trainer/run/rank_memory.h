@@ -33,8 +33,8 @@ class RankMemory {
   // the other roles could give back.
   void run(const StepPhase& phase, const std::function<void()>& body) const;
 
-  // Before the first step: of each rank whose roles may not find the memory of their largest
-  // micro-batches, which it is and what would fit. Called by all ranks, returns the same on all.
+  // Names each rank whose roles may not find the memory of their largest micro-batches, and says
+  // what would fit. All ranks call it before the first step; it returns the same on all.
   std::vector<std::string> expect() const;
 
  private:

@@ -80,6 +80,12 @@ struct Alike {
   std::int64_t count() const { return static_cast<std::int64_t>(query_begins.size()); }
 };
 
+double least_score(const at::TensorOptions& like) {
+  if (like.dtype() == at::kFloat) return std::numeric_limits<float>::lowest();
+  if (like.dtype() == at::kHalf) return std::numeric_limits<c10::Half>::lowest();
+  return std::numeric_limits<c10::BFloat16>::lowest();
+}
+
 // 0 where row i sees key j, the least value elsewhere: [rows, keys].
 at::Tensor causal_mask(const Shape& shape,
                        std::int64_t rows,
@@ -91,10 +97,7 @@ at::Tensor causal_mask(const Shape& shape,
   const auto at_key = at::arange(keys, like.dtype(at::kLong)).unsqueeze(0);
   auto hidden = at_key > at_row;
   if (options.window) hidden = hidden.logical_or(at_key <= at_row - *options.window);
-  const double least = like.dtype() == at::kFloat
-                           ? static_cast<double>(std::numeric_limits<float>::lowest())
-                           : static_cast<double>(std::numeric_limits<c10::BFloat16>::lowest());
-  return at::zeros({rows, keys}, like).masked_fill(hidden, least);
+  return at::zeros({rows, keys}, like).masked_fill(hidden, least_score(like));
 }
 
 // Groups in the order in which their shapes are first met. In kBitwise each segment is a group of

@@ -20,7 +20,7 @@ constexpr std::int64_t kLengthStep = 128;
 // Both libraries choose kernels with other bits for a single query row.
 constexpr std::int64_t kFewestRows = 2;
 
-// From pinned memory: the host does not wait for the device.
+// The copy is from pinned memory, so that the host does not wait for the device.
 at::Tensor offsets(const std::vector<std::int32_t>& lengths, at::Device device) {
   const auto sums = at::empty({static_cast<std::int64_t>(lengths.size()) + 1},
                               at::TensorOptions(at::kInt).pinned_memory(true));

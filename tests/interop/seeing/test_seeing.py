@@ -347,7 +347,7 @@ def test_the_actor_s_log_probabilities_are_those_of_transformers(rl_world, tmp_p
 def test_a_critic_sees_as_the_actor_does_on_any_mesh(rl_world, tmp_path):
     """The actor stays as it is: updates on 1 and 2 ranks differ by roundings, and so may answers after them."""
     ppo = rl_settings(**ppo_run.WITH_CRITIC | {"critic.ppo_max_token_len_per_gpu": 700, "critic.megatron.dtype": "bfloat16", "critic.ppo_mini_batch_size": 4,
-                                            "data.train_batch_size": 4, f"{ACTOR}.ppo_mini_batch_size": 4, "trainer.total_training_steps": 3, "trainer.critic_warmup": 3})
+                                            "data.train_batch_size": 4, f"{ACTOR}.ppo_mini_batch_size": 4, "trainer.total_training_steps": 3, "trainer.critic_warmup": 4})
     found = ppo_run.train(rl_world, tmp_path / "alone", 1, "ppo", **ppo)
     again = ppo_run.train(rl_world, tmp_path / "tp2", 2, "ppo", **ppo | {"critic.megatron.tensor_model_parallel_size": 2})
     assert found[3]["critic/vpred_mean"] != 0

@@ -21,7 +21,7 @@ RUNS = {  # name: (algorithm, processes, settings)
     "grpo, of tp 2, with rejection and top-p": ("grpo", 2, {
         TP: 2, f"{ROLLOUT}.top_p": 0.8, "algorithm.rollout_correction.rollout_is": "token", "algorithm.rollout_correction.rollout_rs": "seq_mean_k1",
         "algorithm.rollout_correction.rollout_rs_threshold": "0.999_1.001"}),
-    "ppo, with warm-up, kl in rewards and top-k": ("ppo", 1, WITH_CRITIC | {"trainer.critic_warmup": 1, f"{ROLLOUT}.top_k": 5}),
+    "ppo, with warm-up, kl in rewards and top-k": ("ppo", 1, WITH_CRITIC | {"trainer.critic_warmup": 2, f"{ROLLOUT}.top_k": 5}),
 }
 
 

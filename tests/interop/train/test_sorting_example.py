@@ -32,7 +32,7 @@ def lines(run):
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("algorithm, more", [("grpo", []), ("ppo", ["trainer.critic_warmup=1"])])
+@pytest.mark.parametrize("algorithm, more", [("grpo", []), ("ppo", ["trainer.critic_warmup=2"])])
 def test_ratio_is_one_and_the_rollout_is_the_trainer(folder, algorithm, more):
     train(folder, algorithm, "actor_rollout_ref.actor.recompute_old_log_prob=true", *more)  # so that there are two to compare
     steps = [line["data"] for line in lines(folder / algorithm) if "critic/score/mean" in line["data"]]

@@ -10,6 +10,8 @@ TEST(Devices, AreKnownByTheNameThatCudaGivesThem) {
   EXPECT_EQ(find_device("NVIDIA H200")->flops, 989e12);
   EXPECT_EQ(find_device("NVIDIA H20")->flops, 148e12);
   EXPECT_EQ(find_device("NVIDIA GB200")->flops, 2500e12);
+  EXPECT_EQ(find_device("NVIDIA GH200 480GB")->name, "GH200");
+  EXPECT_EQ(find_device("NVIDIA A100-SXM4-80GB")->name, "A100");
 }
 
 TEST(Devices, AreKnownInSmallLetters) {
@@ -18,6 +20,8 @@ TEST(Devices, AreKnownInSmallLetters) {
 
 TEST(Devices, OfOtherNamesAreNotKnown) {
   EXPECT_FALSE(find_device("NVIDIA GeForce GTX 1080"));
+  EXPECT_FALSE(find_device("NVIDIA XH200"));
+  EXPECT_FALSE(find_device("NVIDIA H2000"));
   EXPECT_FALSE(find_device(""));
 }
 

@@ -62,9 +62,9 @@ TEST(MeasuredSeconds, OfAMixtureOf30B) {
   expect_near(config, support::qwen3_30b_a3b(), {{"gen", 69.5}, {"update_actor", 52.8}});
 }
 
-// State on the host streams at 0.87, 0.65 and 0.37 of the link on one, two and four devices. Of 8B
-// in four updates that is 10.9 s more of all ranks together with four than with one; messages are
-// the rest of what is left here.
+// State on the host streams at 0.87, 0.65 and 0.37 of the link on one, two and four devices. That
+// makes four updates of 8B 10.9 s longer, over all ranks together, with four devices than with one;
+// messages are the rest of the difference.
 TEST(MeasuredSeconds, OfStateOnTheHostGrowWithTheDevicesThatShareIt) {
   auto config = bitwise();
   config.actor.megatron.optimizer_offload = true;

@@ -37,6 +37,13 @@ constexpr std::int64_t kParameters =
     32LL * (4096 * (4096 + 2 * 1024) + 4096 * 4096 + 3 * 4096 * 14336 + 2 * 4096) +
     2LL * 128256 * 4096 + 4096;
 
+TEST(RunPlan, TakesNoMemoryForEachSequence) {
+  auto config = grpo();
+  const auto seconds = seconds_in(plan_of(config), "update_actor");
+  config.data.train_batch_size = 1 << 30;
+  EXPECT_GT(seconds_in(plan_of(config), "update_actor"), 1e6 * seconds);
+}
+
 TEST(RunPlan, CountsWeightsGradientsAndSharesOfTheOptimizer) {
   const auto bytes = bytes_in(plan_of(grpo()), "update_actor");
   EXPECT_EQ(bytes.weights, 2 * kParameters);

@@ -72,6 +72,33 @@ TEST(RunSetup, RefusesAMeshThatDoesNotFillItsRanks) {
                     [&] { setup(config); }));
 }
 
+TEST(RunSetup, RefusesMiniBatchesThatDataParallelRanksCannotShare) {
+  auto config = grpo();
+  config.algorithm.adv_estimator = AdvantageEstimator::kGae;
+  config.rollout.n = 1;
+  EXPECT_EQ(setup(config, 16).roles.front().updates, 4);
+  config.critic.ppo_mini_batch_size = 8;
+  EXPECT_TRUE(fails(ErrorKind::kUsage,
+                    {"critic.ppo_mini_batch_size x actor_rollout_ref.rollout.n",
+                     "8 sequences of an update are no multiple of the 16 data parallel ranks"},
+                    [&] { setup(config, 16); }));
+  config.actor.ppo_mini_batch_size = 8;
+  EXPECT_TRUE(fails(ErrorKind::kUsage, {"actor_rollout_ref.actor.ppo_mini_batch_size x"},
+                    [&] { setup(config, 16); }));
+  config.actor.megatron.parallel.tensor_model_parallel_size = 2;
+  config.critic.megatron.parallel.tensor_model_parallel_size = 2;
+  EXPECT_EQ(setup(config, 16).roles.front().updates, 8);
+}
+
+TEST(RunSetup, RefusesABatchThatDataParallelRanksCannotShare) {
+  SftConfig config;
+  config.data.global_batch_size = 6;
+  EXPECT_EQ(setup_of(config, llama_8b(), 2, kH200).sequences, 6);
+  EXPECT_TRUE(fails(ErrorKind::kUsage,
+                    {"data.global_batch_size", "6 sequences", "the 4 data parallel ranks"},
+                    [&] { setup_of(config, llama_8b(), 4, kH200); }));
+}
+
 TEST(MemorySettings, NameTheKeysOfTheirRole) {
   const auto config = grpo();
   const auto actor = memory_settings(config, Role::kActor);
