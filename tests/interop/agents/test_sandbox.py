@@ -57,7 +57,7 @@ def test_it_opens_no_standard_file_again(number, tmp_path):
     if number == 0:
         assert path.read_text() == "before\n" and done.stdout == "before\n"
     else:
-        assert path.read_text() == {1: "before\nasked\nseen\n", 2: "before\nend\nseen\n"}[number] and done.returncode == 0, done
+        assert path.read_text() == {1: "before\nseen\nasked\n", 2: "before\nend\nseen\n"}[number] and done.returncode == 0, done
     with open(path, "w") as file:
         run = [FERRY, "sandbox", "--", "sh", "-c", "echo one; echo two >&2; echo three; exit 3"]
         assert subprocess.run(run, stdout=file, stderr=file, timeout=60).returncode == 3

@@ -306,6 +306,18 @@ def test_models_load_from_what_we_write(to, references, tmp_path):
     check_equal(tmp_path / "there", references(hf("qwen3_moe")), "--ep", 2, "--packed")
 
 
+@pytest.mark.parametrize("more", [(), ("--dtype", "fp32")], ids=["bf16", "fp32"])
+def test_a_hybrid_computes_from_a_checkpoint_that_has_rounded_a_norm_less_one(more, references, tmp_path):
+    """Megatron's `out_norm` less one is rounded; beside it lies what was lost."""
+    run_ok("convert", hf("qwen3_next"), tmp_path / "there", "--tp", 2)
+    if more:
+        run_ok("convert", tmp_path / "there", tmp_path / "cast", *more)
+        run_ok("convert", hf("qwen3_next"), tmp_path / "expected", "--to", "hf", *more)
+        run_ok("verify", tmp_path / "cast", tmp_path / "expected")
+    else:
+        check_equal(tmp_path / "there", references(hf("qwen3_next")), "--tp", 2)
+
+
 def launch(size, port, *arguments_of_ranks):
     """[(exit status, stdout, stderr)] of `ferry verify --logits` as ranks of a launcher, found by what torchrun sets."""
     environment = {**os.environ, "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
