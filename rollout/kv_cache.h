@@ -13,13 +13,14 @@
 
 #include "distckpt/base/integers.h"
 #include "models/gpt_model.h"
+#include "models/spec/costs.h"
 #include "rollout/schedule/kv_cache_groups.h"
 
 namespace ferry::rollout {
 
 class KVCache {
  public:
-  static constexpr std::int64_t kBlockSize = 64;  // tokens: as many as flash reads at a time
+  static constexpr std::int64_t kBlockSize = models::kCacheBlockTokens;
 
   static std::int64_t blocks_of(std::int64_t tokens) {
     return distckpt::ceil_div(tokens, kBlockSize);

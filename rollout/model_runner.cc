@@ -93,13 +93,15 @@ bool can_capture(const models::GPTModel& model) {
                                                shape.dim, shape.value_dim);
 }
 
-// Tensor parallel ranks take equal parts of the rows where experts need the host, or to keep
-// routes.
+// Tensor parallel ranks take equal parts of the rows where more ranks share the experts, where
+// these need the host, or to keep routes.
 std::int64_t multiple_of_rows(const models::GPTModel& model, const RunnerLimits& limits) {
-  const bool parts =
-      model.config().num_moe_experts > 0 &&
-      (limits.enable_return_routed_experts || !models::MoELayer::generates_on_device(model.mesh()));
-  return parts ? model.mesh().shape().tp() : 1;
+  using models::MoELayer;
+  const auto& mesh = model.mesh();
+  const bool parts = model.config().num_moe_experts > 0 &&
+                     (limits.enable_return_routed_experts || MoELayer::gathers_rows(mesh) ||
+                      !MoELayer::generates_on_device(mesh));
+  return parts ? mesh.shape().tp() : 1;
 }
 
 // The most rows of a rank for which ranks that share experts exchange all rows.
@@ -167,9 +169,8 @@ StepInFlight ModelRunner::launch(std::span<const ScheduledSequence> scheduled,
         c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getStream(hidden.device()));
     if (plan.captured) {
       const auto& mesh = model_.mesh();
-      (mesh.tp().size() > 1 ? mesh.tp() : mesh.ep()).watch("decoding", [done = step.done] {
-        return done->query();
-      });
+      (mesh.tp().size() > mesh.ep().size() ? mesh.tp() : mesh.ep())
+          .watch("decoding", [done = step.done] { return done->query(); });
     }
   }
   return step;

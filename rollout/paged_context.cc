@@ -105,9 +105,12 @@ at::Tensor PagedContext::attend_latents(std::int64_t layer,
   };
   const auto decodes = step_.num_decodes;
   if (decodes == 0) return chunks(0);
-  const auto attended = models::paged_attention_by_products(
-      models::absorb_query(query.narrow(0, 0, decodes), up),
-      paged(layer, cache, cache.narrow(3, 0, up.rank())), options);
+  const auto attend = models::paged_attention_cuda_supports(query.device(), query.scalar_type(),
+                                                            cache.size(3), /*value_dim=*/0)
+                          ? models::paged_attention_cuda
+                          : models::paged_attention_by_products;
+  const auto attended = attend(models::absorb_query(query.narrow(0, 0, decodes), up),
+                               paged(layer, cache, cache.narrow(3, 0, up.rank())), options);
   return with_chunks(models::project_values(attended, up), query.size(0), chunks);
 }
 

@@ -178,13 +178,22 @@ void read_qwen_experts(const ConfigFields& fields, TransformerConfig& config) {
   config.moe_router_pre_softmax = !fields.flag("norm_topk_prob", false);
 }
 
+std::vector<bool> sliding_layers(const ConfigFields& fields,
+                                 std::int64_t num_layers,
+                                 const std::function<bool(std::int64_t)>& otherwise) {
+  if (auto named =
+          layers_of_kind(fields, "layer_types", "sliding_attention", "full_attention", num_layers))
+    return std::move(*named);
+  std::vector<bool> sliding;
+  for (std::int64_t i = 0; i < num_layers; ++i) sliding.push_back(otherwise(i));
+  return sliding;
+}
+
 void set_window_layers(const ConfigFields& fields,
-                       const std::vector<bool>& otherwise,
+                       const std::function<bool(std::int64_t)>& otherwise,
                        TransformerConfig& config) {
   if (!config.sliding_window) return;
-  const auto sliding = layers_of_kind(fields, "layer_types", "sliding_attention", "full_attention",
-                                      config.num_layers)
-                           .value_or(otherwise);
+  const auto sliding = sliding_layers(fields, config.num_layers, otherwise);
   if (std::ranges::none_of(sliding, std::identity())) config.sliding_window.reset();
   if (config.sliding_window && !std::ranges::all_of(sliding, std::identity()))
     config.window_attn_skip_freq = sliding;
@@ -192,9 +201,8 @@ void set_window_layers(const ConfigFields& fields,
 
 void read_qwen_window(const ConfigFields& fields, TransformerConfig& config) {
   const auto first = fields.count("max_window_layers", kMaxWindowLayers, kMaxSize);
-  std::vector<bool> sliding;
-  for (std::int64_t i = 0; i < config.num_layers; ++i) sliding.push_back(i >= first);
-  set_window_layers(fields, sliding, config);
+  set_window_layers(
+      fields, [first](std::int64_t layer) { return layer >= first; }, config);
 }
 
 namespace {

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
@@ -82,10 +83,15 @@ void read_qwen_experts(const ConfigFields& fields, models::TransformerConfig& co
 // max_window_layers of Qwen's models where config.json says none.
 inline constexpr std::int64_t kMaxWindowLayers = 28;
 
-// Leaves the sliding window to the layers that layer_types names, or else to those of `otherwise`;
-// there is no window where that is none of them.
+// The layers that layer_types calls sliding_attention; where it is absent, those for whose number
+// `otherwise` is true.
+std::vector<bool> sliding_layers(const ConfigFields& fields,
+                                 std::int64_t num_layers,
+                                 const std::function<bool(std::int64_t layer)>& otherwise);
+
+// Leaves the sliding window to these layers; there is no window where that is none of them.
 void set_window_layers(const ConfigFields& fields,
-                       const std::vector<bool>& otherwise,
+                       const std::function<bool(std::int64_t layer)>& otherwise,
                        models::TransformerConfig& config);
 
 // Qwen's window: the layers from max_window_layers on slide where layer_types names none.

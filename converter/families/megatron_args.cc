@@ -4,11 +4,14 @@
 #include <cmath>
 #include <cstddef>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "converter/families/config_limits.h"
 #include "converter/families/families.h"
+#include "converter/families/megatron_fields.h"
 #include "distckpt/base/error.h"
 #include "distckpt/base/named.h"
 
@@ -74,8 +77,21 @@ class ArgumentReader {
             number);
     return number;
   }
+  void read(std::span<const AnyField> fields, TransformerConfig& config) const {
+    for (const auto& any : fields)
+      std::visit([&](const auto& field) { config.*field.member = value_of(field); }, any);
+  }
 
  private:
+  std::int64_t value_of(const SizeField& field) const {
+    return field.otherwise ? integer(field.argument, *field.otherwise, field.limit)
+                           : size(field.argument, field.limit);
+  }
+  bool value_of(const FlagField& field) const { return flag(field.argument, *field.otherwise); }
+  double value_of(const NumberField& field) const {
+    return number(field.argument, *field.otherwise);
+  }
+
   PickleValue args_;
 };
 
@@ -83,18 +99,8 @@ void read_latent_attention(const ArgumentReader& args, TransformerConfig& config
   config.multi_latent_attention = true;
   config.qk_layernorm = false;             // here it names the norms of the low-rank paths
   if (!args.find("kv_lora_rank")) return;  // older arguments leave the sizes away
-  config.q_lora_rank = args.integer("q_lora_rank", 0);
-  config.kv_lora_rank = args.size("kv_lora_rank");
-  config.qk_head_dim = args.size("qk_head_dim");
-  config.qk_pos_emb_head_dim = args.size("qk_pos_emb_head_dim");
-  config.v_head_dim = args.size("v_head_dim");
-  if (args.text("experimental_attention_variant", "") != "dsa") return;
-  config.dsa_indexer_n_heads = args.size("dsa_indexer_n_heads", kMaxHeads);
-  config.dsa_indexer_head_dim = args.size("dsa_indexer_head_dim");
-  config.dsa_indexer_topk = args.size("dsa_indexer_topk");
-  if (args.find("dsa_indexer_topk_freq"))
-    config.dsa_indexer_topk_freq = args.size("dsa_indexer_topk_freq");
-  config.dsa_indexer_skip_topk_offset = args.integer("dsa_indexer_skip_topk_offset", 0);
+  args.read(kLatentFields, config);
+  if (args.text("experimental_attention_variant", "") == "dsa") args.read(kIndexerFields, config);
 }
 
 // moe_layer_freq: every n-th layer, or a list with one entry for each.
@@ -134,12 +140,7 @@ std::vector<bool> read_skip_freq(const ArgumentReader& args,
 void read_linear_attention(const ArgumentReader& args, TransformerConfig& config) {
   if (args.text("experimental_attention_variant", "") != kGatedDeltaNet) return;
   config.linear_attention_freq = read_skip_freq(args, "linear_attention_freq", config.num_layers);
-  config.linear_conv_kernel_dim = args.size("linear_conv_kernel_dim");
-  config.linear_key_head_dim = args.size("linear_key_head_dim");
-  config.linear_value_head_dim = args.size("linear_value_head_dim");
-  config.linear_num_key_heads = args.size("linear_num_key_heads", kMaxHeads);
-  config.linear_num_value_heads = args.size("linear_num_value_heads", kMaxHeads);
-  config.attention_output_gate = args.flag("attention_output_gate", false);
+  args.read(kLinearAttentionFields, config);
 }
 
 // hybrid_layer_pattern: "M*ME|M-/*E", letters of layers, stages between "|", then those of each
@@ -167,30 +168,19 @@ void read_hybrid_layers(const ArgumentReader& args, TransformerConfig& config) {
   }
   config.gated_linear_unit = args.flag("swiglu", false);
   if (args.flag("squared_relu", false)) config.activation = models::Activation::kSquaredRelu;
-  config.mamba_num_heads = args.size("mamba_num_heads", kMaxHeads);
-  config.mamba_head_dim = args.size("mamba_head_dim");
-  config.mamba_num_groups = args.size("mamba_num_groups", kMaxHeads);
-  config.mamba_state_dim = args.size("mamba_state_dim");
+  args.read(kMambaFields, config);
   config.linear_conv_kernel_dim = kMambaKernel;
-  config.moe_latent_size = args.integer("moe_latent_size", 0);
 }
 
 void read_experts(const ArgumentReader& args, TransformerConfig& config) {
   config.num_moe_experts = args.size("num_experts", kMaxExperts);
   config.moe_ffn_hidden_size = args.integer("moe_ffn_hidden_size", config.ffn_hidden_size);
-  config.moe_shared_expert_intermediate_size =
-      args.integer("moe_shared_expert_intermediate_size", 0);
   if (config.moe_ffn_hidden_size == 0) config.moe_ffn_hidden_size = config.ffn_hidden_size;
   config.moe_layer_freq = read_layer_freq(args, config.num_layers);
   config.moe_router_topk = args.integer("moe_router_topk", 2);
   config.moe_router_score_function = args.choice(
       "moe_router_score_function", models::kScoreFunctions, models::ScoreFunction::kSoftmax);
-  config.moe_router_pre_softmax = args.flag("moe_router_pre_softmax", false);
-  config.moe_router_enable_expert_bias = args.flag("moe_router_enable_expert_bias", false);
-  config.moe_router_topk_scaling_factor = args.number("moe_router_topk_scaling_factor", 1.0);
-  config.moe_router_num_groups = args.integer("moe_router_num_groups", 0);
-  config.moe_router_group_topk = args.integer("moe_router_group_topk", 0);
-  config.moe_shared_expert_gate = args.flag("moe_shared_expert_gate", false);
+  args.read(kRouterFields, config);
 }
 
 // The settings that Megatron-LM knows since it has GPT-OSS, into a configuration that has its
@@ -307,10 +297,7 @@ std::optional<TransformerConfig> read_args(PickleValue common_state) {
   const ArgumentReader args(found->object_state());
   if (!args.find("num_layers")) return std::nullopt;
   TransformerConfig config;
-  config.num_layers = args.size("num_layers", kMaxLayers);
-  config.hidden_size = args.size("hidden_size");
-  config.num_attention_heads = args.size("num_attention_heads", kMaxHeads);
-  config.ffn_hidden_size = args.size("ffn_hidden_size");
+  args.read(kModelFields, config);
   config.num_query_groups = args.flag("group_query_attention", false)
                                 ? args.size("num_query_groups", kMaxHeads)
                                 : config.num_attention_heads;
@@ -329,20 +316,16 @@ std::optional<TransformerConfig> read_args(PickleValue common_state) {
   config.max_position_embeddings = args.integer("max_position_embeddings", 0);
   config.layernorm_epsilon = args.number("norm_epsilon", 1e-5);
   config.rotary_base = args.number("rotary_base", 10000.0);
-  config.rotary_percent = args.number("rotary_percent", 1.0);
-  config.add_qkv_bias = args.flag("add_qkv_bias", false);
-  config.add_bias_linear = args.flag("add_bias_linear", true);
+  args.read(kRotaryFields, config);
+  args.read(kBiasFields, config);
+  args.read(kHeadFields, config);
   config.qk_layernorm = args.flag("qk_layernorm", false);
-  config.untie_embeddings_and_output_weights =
-      args.flag("untie_embeddings_and_output_weights", false);
   if (args.flag("multi_latent_attention", false)) read_latent_attention(args, config);
   if (args.find("num_experts")) read_experts(args, config);
   read_linear_attention(args, config);
   read_hybrid_layers(args, config);
   config.mtp_num_layers = args.integer("mtp_num_layers", 0, kMaxLayers);
   require_moderate(config, kArguments);
-  config.rotary_interleaved = args.flag("rotary_interleaved", false);
-  config.layernorm_zero_centered_gamma = args.flag("apply_layernorm_1p", false);
   if (args.flag("use_rope_scaling", false)) {  // the only kind that Megatron-LM has: Llama 3's
     config.rope_scaling.type = models::RopeType::kLlama3;
     config.rope_scaling.factor = args.number("rope_scaling_factor", 8.0);
@@ -373,56 +356,44 @@ void require_same_model(const TransformerConfig& args,
         fmt::format("{}: {} is {}, but {} says {}", args_source, field, a, config_source, b),
         "the configuration is not that of this checkpoint");
   };
-  same(args.num_layers, config.num_layers, "num_layers");
-  same(args.hidden_size, config.hidden_size, "hidden_size");
-  same(args.ffn_hidden_size, config.ffn_hidden_size, "ffn_hidden_size");
-  same(args.num_attention_heads, config.num_attention_heads, "num_attention_heads");
+  const auto same_fields = [&](std::span<const AnyField> fields) {
+    for (const auto& any : fields) {
+      std::visit(
+          [&](const auto& field) {
+            const bool set = args.*field.member != field.otherwise;
+            if (field.compared == Compared::kAlways || (field.compared == Compared::kIfSet && set))
+              same(args.*field.member, config.*field.member, field.argument);
+          },
+          any);
+    }
+  };
+  same_fields(kModelFields);
   same(args.num_query_groups, config.num_query_groups, "num_query_groups");
   same(args.kv_channels, config.kv_channels, "kv_channels");
-  same(args.rotary_percent, config.rotary_percent, "rotary_percent");
-  same(args.add_qkv_bias, config.add_qkv_bias, "add_qkv_bias");
-  same(args.add_bias_linear, config.add_bias_linear, "add_bias_linear");
+  same_fields(kRotaryFields);
+  same_fields(kBiasFields);
+  same_fields(kHeadFields);
   same(args.qk_layernorm, config.qk_layernorm, "qk_layernorm");
   same(args.softmax_offset, config.softmax_offset, "softmax_type is learnable");
-  same(args.untie_embeddings_and_output_weights, config.untie_embeddings_and_output_weights,
-       "untie_embeddings_and_output_weights");
   same(args.num_moe_experts, config.num_moe_experts, "num_experts");
   same(args.moe_ffn_hidden_size, config.moe_ffn_hidden_size, "moe_ffn_hidden_size");
   if (args.num_moe_experts > 0) {
     same(args.moe_router_topk, config.moe_router_topk, "moe_router_topk");
-    // Arguments that others have saved may leave the factor at its default.
-    if (args.moe_router_topk_scaling_factor != 1)
-      same(args.moe_router_topk_scaling_factor, config.moe_router_topk_scaling_factor,
-           "moe_router_topk_scaling_factor");
+    same_fields(kRouterFields);
   }
   if (args.sliding_window)
     same(*args.sliding_window, config.sliding_window.value_or(0), "sliding_window");
-  same(args.moe_shared_expert_intermediate_size, config.moe_shared_expert_intermediate_size,
-       "moe_shared_expert_intermediate_size");
   if (args.moe_layer_freq != config.moe_layer_freq)
     fail(ErrorKind::kCorrupt, "{}: moe_layer_freq is not as {} says", args_source, config_source);
   if (args.linear_attention_freq != config.linear_attention_freq)
     fail(ErrorKind::kCorrupt, "{}: linear_attention_freq is not as {} says", args_source,
          config_source);
-  same(args.linear_conv_kernel_dim, config.linear_conv_kernel_dim, "linear_conv_kernel_dim");
-  same(args.linear_key_head_dim, config.linear_key_head_dim, "linear_key_head_dim");
-  same(args.linear_value_head_dim, config.linear_value_head_dim, "linear_value_head_dim");
-  same(args.linear_num_key_heads, config.linear_num_key_heads, "linear_num_key_heads");
-  same(args.linear_num_value_heads, config.linear_num_value_heads, "linear_num_value_heads");
+  same_fields(kLinearAttentionFields);
   same(args.hybrid_layer_pattern, config.hybrid_layer_pattern, "hybrid_layer_pattern");
-  same(args.mamba_num_heads, config.mamba_num_heads, "mamba_num_heads");
-  same(args.mamba_head_dim, config.mamba_head_dim, "mamba_head_dim");
-  same(args.mamba_num_groups, config.mamba_num_groups, "mamba_num_groups");
-  same(args.mamba_state_dim, config.mamba_state_dim, "mamba_state_dim");
-  same(args.moe_latent_size, config.moe_latent_size, "moe_latent_size");
-  same(args.attention_output_gate, config.attention_output_gate, "attention_output_gate");
-  same(args.layernorm_zero_centered_gamma, config.layernorm_zero_centered_gamma,
-       "apply_layernorm_1p");
+  same_fields(kMambaFields);
   same(args.multi_latent_attention, config.multi_latent_attention, "multi_latent_attention");
-  if (args.kv_lora_rank > 0) {
-    same(args.q_lora_rank, config.q_lora_rank, "q_lora_rank");
-    same(args.kv_lora_rank, config.kv_lora_rank, "kv_lora_rank");
-  }
+  if (args.kv_lora_rank > 0) same_fields(kLatentFields);
+  if (args.is_sparse()) same_fields(kIndexerFields);
   same(args.layernorm_epsilon, config.layernorm_epsilon, "norm_epsilon");
   // Megatron-LM's own argument is an integer.
   const bool cut = args.rotary_base == std::trunc(args.rotary_base);

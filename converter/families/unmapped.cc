@@ -68,6 +68,8 @@ std::string why_not(const Match& match, const TransformerConfig& config) {
   if (row == nullptr) return {};
   switch (row->when) {
     case When::kAlways:
+    case When::kRouter:
+    case When::kFp32Router:
     case When::kQkNorm:
     case When::kQkNormFull:
     case When::kSharedGate:

@@ -2,9 +2,12 @@
 #include <cmath>
 #include <functional>
 #include <set>
+#include <span>
 #include <string>
+#include <variant>
 
 #include "converter/families/megatron_args.h"
+#include "converter/families/megatron_fields.h"
 #include "distckpt/formats/torch_save/pickle_copy.h"
 
 namespace ferry::converter {
@@ -33,6 +36,16 @@ class ArgumentWriter {
     value ? begin(key).integer(*value) : begin(key).none();
   }
   void set(std::string_view key, PickleValue value) { write_value(begin(key), value); }
+  void set(std::span<const AnyField> fields, const TransformerConfig& config) {
+    for (const auto& any : fields) {
+      std::visit(
+          [&](const auto& field) {
+            const auto& value = config.*field.member;
+            field.none_if_zero&& value == 0 ? set_none(field.argument) : set(field.argument, value);
+          },
+          any);
+    }
+  }
 
   // The key; its value is to follow.
   PickleWriter& begin(std::string_view key) {
@@ -49,15 +62,7 @@ class ArgumentWriter {
 void write_latent_attention(ArgumentWriter& args, const TransformerConfig& config) {
   args.set("multi_latent_attention", config.multi_latent_attention);
   if (!config.multi_latent_attention) return;
-  if (config.q_lora_rank > 0) {
-    args.set("q_lora_rank", config.q_lora_rank);
-  } else {
-    args.set_none("q_lora_rank");
-  }
-  args.set("kv_lora_rank", config.kv_lora_rank);
-  args.set("qk_head_dim", config.qk_head_dim);
-  args.set("qk_pos_emb_head_dim", config.qk_pos_emb_head_dim);
-  args.set("v_head_dim", config.v_head_dim);
+  args.set(kLatentFields, config);
   const auto& scaling = config.rope_scaling;
   const bool yarn = scaling.type == RopeType::kYarn;
   args.set("rope_type", yarn ? "yarn" : "rope");
@@ -127,22 +132,7 @@ void write_experts(ArgumentWriter& args, const TransformerConfig& config) {
   args.set("moe_grouped_gemm", true);
   args.set("moe_router_topk", config.moe_router_topk);
   args.set("moe_router_score_function", name_of(config.moe_router_score_function));
-  args.set("moe_router_pre_softmax", config.moe_router_pre_softmax);
-  args.set("moe_router_enable_expert_bias", config.moe_router_enable_expert_bias);
-  args.set("moe_router_topk_scaling_factor", config.moe_router_topk_scaling_factor);
-  if (config.moe_router_num_groups > 0) {
-    args.set("moe_router_num_groups", config.moe_router_num_groups);
-    args.set("moe_router_group_topk", config.moe_router_group_topk);
-  } else {
-    args.set_none("moe_router_num_groups");
-    args.set_none("moe_router_group_topk");
-  }
-  if (config.moe_shared_expert_intermediate_size > 0) {
-    args.set("moe_shared_expert_intermediate_size", config.moe_shared_expert_intermediate_size);
-  } else {
-    args.set_none("moe_shared_expert_intermediate_size");
-  }
-  args.set("moe_shared_expert_gate", config.moe_shared_expert_gate);
+  args.set(kRouterFields, config);
 }
 
 void write_linear_attention(ArgumentWriter& args, const TransformerConfig& config) {
@@ -151,12 +141,7 @@ void write_linear_attention(ArgumentWriter& args, const TransformerConfig& confi
   auto& pickle = args.begin("linear_attention_freq").begin_list();
   for (const bool linear : config.linear_attention_freq) pickle.integer(linear ? 1 : 0);
   pickle.end_list();
-  args.set("linear_conv_kernel_dim", config.linear_conv_kernel_dim);
-  args.set("linear_key_head_dim", config.linear_key_head_dim);
-  args.set("linear_value_head_dim", config.linear_value_head_dim);
-  args.set("linear_num_key_heads", config.linear_num_key_heads);
-  args.set("linear_num_value_heads", config.linear_num_value_heads);
-  args.set("attention_output_gate", config.attention_output_gate);
+  args.set(kLinearAttentionFields, config);
 }
 
 void write_hybrid_layers(ArgumentWriter& args, const TransformerConfig& config) {
@@ -166,15 +151,7 @@ void write_hybrid_layers(ArgumentWriter& args, const TransformerConfig& config) 
     pattern += "/" + config.mtp_hybrid_override_pattern;
   args.set("is_hybrid_model", true);
   args.set("hybrid_layer_pattern", pattern.c_str());
-  args.set("mamba_num_heads", config.mamba_num_heads);
-  args.set("mamba_head_dim", config.mamba_head_dim);
-  args.set("mamba_num_groups", config.mamba_num_groups);
-  args.set("mamba_state_dim", config.mamba_state_dim);
-  if (config.moe_latent_size > 0) {
-    args.set("moe_latent_size", config.moe_latent_size);
-  } else {
-    args.set_none("moe_latent_size");
-  }
+  args.set(kMambaFields, config);
 }
 
 // Layers of a hybrid model do not know positions, but by their order.
@@ -184,10 +161,7 @@ const char* position_embedding_type(const TransformerConfig& config) {
 }
 
 void write_model(ArgumentWriter& args, const TransformerConfig& config) {
-  args.set("num_layers", config.num_layers);
-  args.set("hidden_size", config.hidden_size);
-  args.set("ffn_hidden_size", config.ffn_hidden_size);
-  args.set("num_attention_heads", config.num_attention_heads);
+  args.set(kModelFields, config);
   args.set("group_query_attention", config.num_query_groups != config.num_attention_heads);
   args.set("num_query_groups", config.num_query_groups);
   args.set("kv_channels", config.kv_channels);
@@ -205,8 +179,7 @@ void write_model(ArgumentWriter& args, const TransformerConfig& config) {
   } else {
     args.set("rotary_base", config.rotary_base);
   }
-  args.set("rotary_percent", config.rotary_percent);
-  args.set("rotary_interleaved", config.rotary_interleaved);
+  args.set(kRotaryFields, config);
   if (config.rope_scaling.type == RopeType::kLinear) {
     args.set("rotary_seq_len_interpolation_factor", config.rope_scaling.factor);
   } else {
@@ -215,13 +188,11 @@ void write_model(ArgumentWriter& args, const TransformerConfig& config) {
   args.set("use_rope_scaling", config.rope_scaling.type == RopeType::kLlama3);
   args.set("rope_scaling_factor",
            config.rope_scaling.type == RopeType::kLlama3 ? config.rope_scaling.factor : 8.0);
-  args.set("add_bias_linear", config.add_bias_linear);
-  args.set("add_qkv_bias", config.add_qkv_bias);
+  args.set(kBiasFields, config);
   args.set("swiglu", config.activation == Activation::kSilu);
   args.set("squared_relu", config.activation == Activation::kSquaredRelu);
   write_sinks_and_yarn(args, config);
-  args.set("untie_embeddings_and_output_weights", config.untie_embeddings_and_output_weights);
-  args.set("apply_layernorm_1p", config.layernorm_zero_centered_gamma);
+  args.set(kHeadFields, config);
   args.set("normalization", "RMSNorm");
   args.set("norm_epsilon", config.layernorm_epsilon);
   // qk_layernorm of latent attention means the norms of the low-rank paths, which every such model
@@ -230,11 +201,7 @@ void write_model(ArgumentWriter& args, const TransformerConfig& config) {
   write_latent_attention(args, config);
   if (config.is_sparse()) {
     args.set("experimental_attention_variant", "dsa");
-    args.set("dsa_indexer_n_heads", config.dsa_indexer_n_heads);
-    args.set("dsa_indexer_head_dim", config.dsa_indexer_head_dim);
-    args.set("dsa_indexer_topk", config.dsa_indexer_topk);
-    args.set("dsa_indexer_topk_freq", config.dsa_indexer_topk_freq);
-    args.set("dsa_indexer_skip_topk_offset", config.dsa_indexer_skip_topk_offset);
+    args.set(kIndexerFields, config);
   }
   write_linear_attention(args, config);
   write_hybrid_layers(args, config);

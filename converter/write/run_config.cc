@@ -5,10 +5,12 @@
 #include <array>
 #include <nlohmann/json.hpp>
 #include <span>
+#include <variant>
 #include <vector>
 
 #include "converter/families/families.h"
 #include "converter/families/megatron_args.h"
+#include "converter/families/megatron_fields.h"
 #include "distckpt/base/error.h"
 #include "distckpt/base/json.h"
 #include "distckpt/formats/torch_dist.h"
@@ -30,28 +32,20 @@ struct Field {
   bool if_set = false;  // left out where the argument is none
 };
 
+// Those that are no member of TransformerConfig (megatron_fields.h).
 constexpr auto kFields = std::to_array<Field>({
     {"bf16"},
     {"fp16"},
-    {"num_layers"},
-    {"hidden_size"},
-    {"ffn_hidden_size"},
-    {"num_attention_heads"},
     {"num_query_groups"},
     {"kv_channels"},
     {"seq_length"},
     {"position_embedding_type"},
     {"rotary_base"},
-    {"rotary_percent"},
-    {"rotary_interleaved"},
-    {"add_bias_linear"},
-    {"add_qkv_bias"},
     {"normalization"},
     {"qk_layernorm"},
     {"window_size", "window_size", true},
     {"window_attn_skip_freq"},
     {"softmax_type"},
-    {"attention_output_gate"},
     {"glu_linear_offset"},
     {"activation_func_clamp_value"},
     {"attention_dropout"},
@@ -61,34 +55,12 @@ constexpr auto kFields = std::to_array<Field>({
     {"mtp_num_layers"},
     {"experimental_attention_variant", "experimental_attention_variant", true},
     {"linear_attention_freq"},
-    {"linear_conv_kernel_dim"},
-    {"linear_key_head_dim"},
-    {"linear_value_head_dim"},
-    {"linear_num_key_heads"},
-    {"linear_num_value_heads"},
-    {"dsa_indexer_n_heads"},
-    {"dsa_indexer_head_dim"},
-    {"dsa_indexer_topk"},
-    {"dsa_indexer_topk_freq"},
-    {"dsa_indexer_skip_topk_offset"},
     {"is_hybrid_model"},
-    {"mamba_num_heads"},
-    {"mamba_head_dim"},
-    {"mamba_num_groups"},
-    {"mamba_state_dim"},
-    {"moe_latent_size"},
     {"moe_layer_freq"},
     {"moe_ffn_hidden_size"},
     {"moe_grouped_gemm"},
     {"moe_router_topk"},
     {"moe_router_score_function"},
-    {"moe_router_pre_softmax"},
-    {"moe_router_enable_expert_bias"},
-    {"moe_router_topk_scaling_factor"},
-    {"moe_router_num_groups"},
-    {"moe_router_group_topk"},
-    {"moe_shared_expert_intermediate_size"},
-    {"moe_shared_expert_gate"},
     {"moe_router_dtype", "moe_router_dtype", true},
     {"moe_router_load_balancing_type", "moe_router_load_balancing_type", true},
     {"moe_router_bias_update_rate", "moe_router_bias_update_rate", true},
@@ -111,13 +83,8 @@ constexpr auto kFields = std::to_array<Field>({
     {"num_layers_in_first_pipeline_stage", "decoder_first_pipeline_num_layers"},
     {"num_layers_in_last_pipeline_stage", "decoder_last_pipeline_num_layers"},
 });
-constexpr auto kLatentFields = std::to_array<Field>({
+constexpr auto kOfLatent = std::to_array<Field>({
     {"multi_latent_attention"},
-    {"q_lora_rank"},
-    {"kv_lora_rank"},
-    {"qk_head_dim"},
-    {"qk_pos_emb_head_dim"},
-    {"v_head_dim"},
     {"rope_type"},
     {"rotary_scaling_factor"},
     {"mscale"},
@@ -131,6 +98,12 @@ void add_fields(std::span<const Field> fields, const ordered_json& args, ordered
   for (const auto& field : fields) {
     const auto at = args.find(field.argument);
     if (at != args.end() && !(field.if_set && at->is_null())) model[std::string(field.name)] = *at;
+  }
+}
+void add_fields(std::span<const AnyField> fields, const ordered_json& args, ordered_json& model) {
+  for (const auto& any : fields) {
+    const auto name = std::visit([](const auto& field) { return field.argument; }, any);
+    if (const auto at = args.find(name); at != args.end()) model[std::string(name)] = *at;
   }
 }
 
@@ -316,8 +289,15 @@ std::string run_config_text(distckpt::PickleValue namespace_of_args,
   const auto& bridge = *bridge_model(
       config, hf_config.empty() ? MegatronLayout::kLanguageModel : MegatronLayout::kMegatronBridge);
   auto model = distckpt::parse_ordered_json(bridge.settings, kBridge);
-  add_fields(kFields, args, model);
-  if (latent) add_fields(kLatentFields, args, model);
+  const std::span<const AnyField> of_all[] = {kModelFields,           kRotaryFields,  kBiasFields,
+                                              kLinearAttentionFields, kIndexerFields, kMambaFields,
+                                              kRouterFields};
+  for (const auto fields : of_all) add_fields(fields, args, model);
+  add_fields(std::span<const Field>(kFields), args, model);
+  if (latent) {
+    add_fields(std::span<const AnyField>(kLatentFields), args, model);
+    add_fields(std::span<const Field>(kOfLatent), args, model);
+  }
   model["share_embeddings_and_output_weights"] = !is_set("untie_embeddings_and_output_weights");
   model["params_dtype"] = named(is_set("bf16")   ? "torch.bfloat16"
                                 : is_set("fp16") ? "torch.float16"

@@ -419,12 +419,7 @@ NumericsOps bitwise_ops(at::Device device) {
     ops.rms_norm = [](const at::Tensor& x, const at::Tensor& weight) {
       return rms_norm_cuda(x, {}, weight, 1e-6).y;
     };
-    ops.attention = [](const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-                       const std::vector<AttentionSegment>& segments,
-                       const AttentionOptions& options) {
-      return attention_cuda(query, key, value, segments, options,
-                            gpu_attention_of(query.size(2), value.size(2)));
-    };
+    ops.attention = attention_cuda;
   } else {
     ops.rms_norm = [](const at::Tensor& x, const at::Tensor& weight) {
       return rms_norm(x, weight, 1e-6);

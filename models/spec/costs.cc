@@ -303,20 +303,24 @@ ActivationBytes activation_bytes(const ChunkOnRank& chunk,
   return bytes;
 }
 
-std::int64_t logits_bytes(const ChunkOnRank& chunk,
-                          std::int64_t tokens,
-                          std::int64_t chunk_tokens) {
+std::int64_t logits_bytes(const ChunkOnRank& chunk, std::int64_t tokens) {
   if (!chunk.stage->post_process || chunk.config->head != Head::kLanguageModel) return 0;
   const auto element = distckpt::size_of(chunk.dtype);
   const auto vocab =
       chunk.mesh->parallel().padded_vocab_size(chunk.config->vocab_size) / chunk.mesh->tp();
-  const auto rows = std::min(tokens, chunk_tokens);
+  const auto rows = std::min(tokens, kLogitsTokens);
   const auto of_weight = vocab * chunk.config->hidden_size;
   // The host's kernel has four more tensors like the logits, in fp32, and widens others first.
   const auto temporary = chunk.on_host ? (element == kFp32 ? 4 : 5) * kFp32 : 0;
   const auto capped = chunk.config->final_logit_softcapping ? 3 * element : 0;
-  return rows * vocab * (element + temporary + capped) +
-         of_weight * (rows < tokens ? kFp32 + element : element);
+  const auto gradient =
+      rows * vocab * temporary + of_weight * (rows < tokens ? kFp32 + element : element);
+  // Rows as they arrive, rank by rank, and in one piece.
+  const auto gathered =
+      chunk.alignment == Alignment::kBitwise && chunk.mesh->tp() > 1
+          ? rows * vocab * chunk.mesh->tp() * std::max(2 * element, element + temporary)
+          : 0;
+  return rows * vocab * (element + capped) + std::max(gradient, gathered);
 }
 
 double training_flops(const TransformerConfig& config, std::span<const std::int64_t> lengths) {

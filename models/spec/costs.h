@@ -115,9 +115,15 @@ struct ActivationBytes {
 };
 ActivationBytes activation_bytes(const ChunkOnRank& chunk, const Recompute& recompute, double keys);
 
-// Bytes that the output layer and the loss need on top of these while they run, `chunk_tokens` at a
-// time: logits, and the gradients that are made with them.
-std::int64_t logits_bytes(const ChunkOnRank& chunk, std::int64_t tokens, std::int64_t chunk_tokens);
+// Tokens of a block of the rollout's cache: as many as flash reads at a time.
+constexpr std::int64_t kCacheBlockTokens = 64;
+
+// Tokens whose logits the output layer computes at a time.
+constexpr std::int64_t kLogitsTokens = 4096;
+
+// Bytes that the output layer and the loss need on top of these while they run: logits, those that
+// kBitwise gathers from tensor parallel ranks, and the gradients that are made with them.
+std::int64_t logits_bytes(const ChunkOnRank& chunk, std::int64_t tokens);
 
 // Floating-point operations, forward and backward, without what is recomputed (verl:
 // utils/flops_counter.py): six a token and weight that the token meets, the embedding and the

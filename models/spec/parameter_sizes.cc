@@ -130,6 +130,10 @@ bool applies(When when, const TransformerConfig& config) {
       return true;
     case When::kQkvBias:
       return config.has_qkv_bias();
+    case When::kRouter:
+      return !config.traits.moe_router_parameter_in_fp32;
+    case When::kFp32Router:
+      return config.traits.moe_router_parameter_in_fp32;
     case When::kLinearBias:
       return config.add_bias_linear;
     case When::kQkNorm:

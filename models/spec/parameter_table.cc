@@ -213,7 +213,8 @@ constexpr ExtraStateRow kGatedMlpStates[] = {
 // clang-format off
 constexpr ParameterRow kMoe[] = {
     {"pre_mlp_layernorm.weight",              kCopy,   kNone,   E::kHidden,    E::kNone,      kAlways,     180},
-    {"mlp.router.weight",                     kCopy,   kNone,   E::kExperts,   E::kHidden,    kAlways,     240},
+    {"mlp.router.weight",                     kCopy,   kNone,   E::kExperts,   E::kHidden,    kRouter,     240},
+    {.name = "mlp.router.weight", .rows = E::kExperts, .columns = E::kHidden, .when = kFp32Router, .registered = 240, .keeps_dtype = true, .trained_in_fp32 = true},
     {"mlp.router.bias",                       kCopy,   kNone,   E::kExperts,   E::kNone,      kLinearBias, 245},
     {"mlp.router.expert_bias",                kCopy,   kNone,   E::kExperts,   E::kNone,      kExpertBias, 0,  false, true},
     {"mlp.experts.experts.linear_fc1.weight", kGateUp, kColumn, E::kMoeFfn,    E::kMoeHidden, kAlways,     250, true},

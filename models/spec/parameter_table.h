@@ -94,6 +94,8 @@ enum class When : std::uint8_t {
   kScoreBias,   // one of tokens
   kShared,      // shared experts
   kSharedGate,  // shared experts that have a gate
+  kRouter,      // routers whose weight has the model's dtype
+  kFp32Router,  // and those whose weight is of fp32
   kExpertBias,  // routers that have a bias
   kSinks,       // a sink of each head in the softmax of attention
   kQLora,       // queries through a low-rank path
@@ -147,6 +149,7 @@ struct ParameterRow {
   Extent height = Extent::kNone;  // the fourth dimension
   Extent width = Extent::kNone;   // the fifth
   bool looked_up = false;         // of Role::kTable
+  bool trained_in_fp32 = false;   // whatever the model's dtype
 
   Role role() const;
 };

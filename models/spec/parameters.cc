@@ -114,7 +114,9 @@ WholeParameter make_parameter(const Section& section,
       .stage = section.stage,
       .vocabulary = row.rows == Extent::kVocab,
       .fp32 = row.fp32,
-      .less_one = row.less_one};
+      .less_one = row.less_one,
+      // A weight less one loses bits of the weight in bf16.
+      .trained_in_fp32 = row.less_one || row.trained_in_fp32};
   const auto rows = merged_rows(row, config);
   parameter.shape.push_back(std::accumulate(rows.begin(), rows.end(), std::int64_t{0}));
   for (const auto extent : {row.columns, row.depth, row.height, row.width}) {

@@ -68,6 +68,7 @@ struct WholeParameter {
   bool vocabulary = false;  // the first dimension is padded
   bool fp32 = false;
   bool less_one = false;
+  bool trained_in_fp32 = false;
 };
 
 WholeParameter make_parameter(const Section& section,

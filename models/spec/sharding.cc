@@ -58,8 +58,7 @@ std::optional<ParameterSpec> shard(const WholeParameter& parameter,
     return std::nullopt;
   ParameterSpec spec{
       .key = single_key(parameter),
-      // A weight less one loses bits of the weight in bf16.
-      .dtype = parameter.fp32 || parameter.less_one ? distckpt::DType::kF32 : options.dtype,
+      .dtype = parameter.fp32 || parameter.trained_in_fp32 ? distckpt::DType::kF32 : options.dtype,
       .shape = parameter.shape,
       .replica_id = {0, 0, expert ? at.edp : at.dp * mesh.cp() + at.cp},
       .expert = expert,

@@ -74,6 +74,8 @@ struct FamilyTraits {
   bool moe_router_logits_in_params_dtype = false;
   // The weights of a token's experts stay in fp32, where others round them to the model's dtype.
   bool moe_router_weights_in_fp32 = false;
+  // A router's weight is a parameter of fp32, whatever the model's dtype.
+  bool moe_router_parameter_in_fp32 = false;
   // The part of the models that no module computes: "sparse attention". Empty: there is none.
   std::string_view not_computed{};
 

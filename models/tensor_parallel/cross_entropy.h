@@ -14,6 +14,7 @@
 #include <optional>
 
 #include "models/kernels/log_probs.h"
+#include "models/spec/costs.h"
 #include "models/tensor_parallel/layers.h"
 
 namespace ferry::models {
@@ -25,7 +26,7 @@ struct OutputHead {
   std::int64_t vocab_size = 0;      // without padding
   std::optional<double> softcap{};  // c: logits become c * tanh(logit / c)
   TensorParallel parallel{};
-  std::int64_t chunk_tokens = 4096;
+  std::int64_t chunk_tokens = kLogitsTokens;
 };
 
 struct TokenLogProbs {

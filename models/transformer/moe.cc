@@ -160,44 +160,52 @@ at::Tensor MoELayer::shared(const at::Tensor& normed) const {
 }
 
 bool MoELayer::generates_on_device(const ParallelState& mesh) {
+  if (gathers_rows(mesh)) return true;
   const auto& ranks = mesh.ep().size() > 1 ? mesh.ep() : mesh.etp();
   const bool of_one_kind = mesh.ep().size() == 1 || mesh.etp().size() == 1;
   return of_one_kind &&
-         (mesh.tp().size() == 1 ? mesh.etp().size() == 1 : ranks.ranks() == mesh.tp().ranks());
+         (mesh.tp().size() == 1 ? ranks.size() == 1 : ranks.ranks() == mesh.tp().ranks());
+}
+
+bool MoELayer::gathers_rows(const ParallelState& mesh) {
+  return mesh.etp().size() == 1 && mesh.ep().size() > mesh.tp().size() &&
+         mesh.ep().size() % mesh.tp().size() == 0;
 }
 
 at::Tensor MoELayer::generate(const at::Tensor& normed,
                               const RouterChoice& choice,
                               const InferenceContext& context) const {
   const auto& mesh = setup_.mesh;
-  const bool gathers = mesh.tp().size() == 1 && mesh.ep().size() > 1;
-  if (!generates_on_device(mesh) || (gathers && !context.has_equal_rows()))
+  if (!generates_on_device(mesh) || (gathers_rows(mesh) && !context.has_equal_rows()))
     return forward(normed, choice);
   const auto output = compute_own_experts(normed, choice);
   const auto of_shared = shared(normed);
   return of_shared.defined() ? output + of_shared : output;
 }
 
-// Tensor parallel ranks have the same rows, expert parallel ranks gather them. Each rank computes
-// what its experts, or its part of every expert, give to all rows.
-at::Tensor MoELayer::compute_own_experts(const at::Tensor& mine, const RouterChoice& choice) const {
+// Tensor parallel ranks have the same rows; where more ranks share the experts, they gather those
+// of all, an equal share from each. Each rank computes what its experts, or its part of every
+// expert, give to all rows.
+at::Tensor MoELayer::compute_own_experts(const at::Tensor& rows, const RouterChoice& choice) const {
   const auto& ep = setup_.mesh.ep();
   const auto& etp = setup_.mesh.etp();
   const auto& tp = setup_.mesh.tp();
   const bool bitwise = setup_.alignment() == Alignment::kBitwise;
-  const bool gathers = tp.size() == 1 && ep.size() > 1;
-  const auto x = gathers ? ep.all_gather(mine) : mine;
+  const bool gathers = gathers_rows(setup_.mesh);
+  const auto share = rows.size(0) / tp.size();
+  const auto x = gathers ? ep.all_gather(rows.narrow(0, tp.rank() * share, share)) : rows;
   auto of_all = choice;
   if (choice.record) {  // those of this rank's share of the rows
     of_all.record = [&](const at::Tensor& experts) {
-      const auto& sharing = gathers ? ep : tp;
-      const auto rows = experts.size(0) / sharing.size();
-      choice.record(experts.narrow(0, sharing.rank() * rows, rows));
+      choice.record(experts.narrow(0, (gathers ? ep : tp).rank() * share, share));
     };
   }
   const auto routing = router_.generate(x, of_all);
+  const auto of_all_shares = [&](const at::Tensor& mine) {
+    return tp.size() > 1 ? tp.all_gather(mine) : mine;
+  };
   const auto sum_over_ranks = [&](const at::Tensor& part) {
-    if (gathers) return ep.reduce_scatter(part);
+    if (gathers) return of_all_shares(ep.reduce_scatter(part));
     if (tp.size() == 1) return part;
     return bitwise ? gather_from_tensor_model_parallel_region(part, etp, /*replicated=*/true)
                    : tp.all_reduce(part);
@@ -216,10 +224,9 @@ at::Tensor MoELayer::compute_own_experts(const at::Tensor& mine, const RouterCho
     // One rank has each choice's result, so that the sum over ranks is exact.
     const auto of_choices =
         results.index_select(0, inverse).masked_fill_(inverse.ge(end).unsqueeze(1), 0);
-    const auto whole = gathers ? ep.reduce_scatter(of_choices) : ep.all_reduce(of_choices);
-    const auto rows = mine.size(0);
-    return combine_choices(
-        whole, {}, gathers ? routing.weights.narrow(0, ep.rank() * rows, rows) : routing.weights);
+    if (!gathers) return combine_choices(ep.all_reduce(of_choices), {}, routing.weights);
+    return of_all_shares(combine_choices(ep.reduce_scatter(of_choices), {},
+                                         routing.weights.narrow(0, ep.rank() * share, share)));
   }
   return sum_over_ranks(combine_choices(results, inverse, routing.weights, end));
 }

@@ -68,13 +68,16 @@ class MoELayer : public FeedForward {
   // True if generate() asks the host for nothing, given has_equal_rows(): all ranks see all rows of
   // those that share experts, and compute their own experts' part of the results.
   static bool generates_on_device(const ParallelState& mesh);
+  // True if ranks gather these rows from each other then: more ranks share the experts than have
+  // the same rows. Each gives a share, so that rows are a multiple of the tensor parallel ranks.
+  static bool gathers_rows(const ParallelState& mesh);
 
  private:
   // Calls `meanwhile` once, where rows travel to other ranks while they do.
   at::Tensor route_and_compute(const at::Tensor& x,
                                const RouterChoice& choice,
                                const std::function<void()>& meanwhile) const;
-  at::Tensor compute_own_experts(const at::Tensor& x, const RouterChoice& choice) const;
+  at::Tensor compute_own_experts(const at::Tensor& rows, const RouterChoice& choice) const;
   // The output of the shared expert for all rows; undefined without one.
   at::Tensor shared(const at::Tensor& normed) const;
 

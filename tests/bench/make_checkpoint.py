@@ -35,6 +35,7 @@ SHAPES = {  # model_type, hidden, layers, heads, key-value heads, head_dim, ffn,
     "qwen3.5-35b-a3b-4": ("qwen3_5_moe_text", 2048, 4, 16, 2, 256, 512, 248320, False),  # its first four: 8.7 GB
     "deepseek-v3-671b": ("deepseek_v3", 7168, 61, 128, 128, 192, 18432, 129280, False),
     "deepseek-v3-671b-4": ("deepseek_v3", 7168, 4, 128, 128, 192, 18432, 129280, False),  # three dense layers, one with experts
+    "moonlight-16b-a3b": ("moonlight", 2048, 27, 16, 16, 192, 11264, 163840, False),  # DeepSeek-V3's layers in bf16, without a low rank for queries
     "tiny-gemma-3": ("gemma3_text", 128, 6, 4, 2, 64, 256, 500, True),
     "tiny-gpt-oss": ("gpt_oss_mxfp4", 64, 2, 4, 2, 16, 32, 2000, False),
     "tiny": ("llama", 64, 2, 4, 2, 16, 96, 500, False),
@@ -45,10 +46,13 @@ QWEN3_EXPERTS = 128
 GPT_OSS_EXPERTS = {"gpt_oss": 32, "gpt_oss_mxfp4": 128}
 QWEN3_5 = dict(num_experts=256, num_experts_per_tok=8, shared_expert_intermediate_size=512, linear_conv_kernel_dim=4,
                linear_key_head_dim=128, linear_num_key_heads=16, linear_value_head_dim=128, linear_num_value_heads=32)
-DEEPSEEK = dict(q_lora_rank=1536, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128, n_routed_experts=256,
-                n_shared_experts=1, moe_intermediate_size=2048, first_k_dense_replace=3, num_experts_per_tok=8, n_group=8,
-                topk_group=4, routed_scaling_factor=2.5, norm_topk_prob=True, scoring_func="sigmoid", topk_method="noaux_tc",
-                moe_layer_freq=1)
+LATENT = dict(kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128, norm_topk_prob=True, scoring_func="sigmoid",
+              topk_method="noaux_tc", moe_layer_freq=1)
+DEEPSEEK = {
+    "deepseek_v3": dict(LATENT, q_lora_rank=1536, n_routed_experts=256, n_shared_experts=1, moe_intermediate_size=2048, first_k_dense_replace=3,
+                        num_experts_per_tok=8, n_group=8, topk_group=4, routed_scaling_factor=2.5),
+    "moonlight": dict(LATENT, q_lora_rank=None, n_routed_experts=64, n_shared_experts=2, moe_intermediate_size=1408, first_k_dense_replace=1,
+                      num_experts_per_tok=6, n_group=1, topk_group=1, routed_scaling_factor=2.446)}
 SHARD_BYTES = 5_000_000_000
 POOL_BYTES = 64 << 20
 
@@ -56,7 +60,7 @@ POOL_BYTES = 64 << 20
 def tensors(shape):
     """[(name, shape)] in the order of the model."""
     family, hidden, layers, heads, groups, dim, ffn, vocab, tied = shape
-    if family == "deepseek_v3":
+    if family in DEEPSEEK:
         yield from deepseek_tensors(shape)
         return
     yield "model.embed_tokens.weight", [vocab, hidden]
@@ -138,11 +142,14 @@ def gated_mlps(prefixes, hidden, ffn):
 
 
 def deepseek_tensors(shape):
-    """FP8 blocks with their scales, and a prediction layer: 91,991 tensors, as they lie on the hub."""
-    _, hidden, layers, heads, _, _, ffn, vocab, _ = shape
-    d = DEEPSEEK
+    """As they lie on the hub: DeepSeek-V3's in FP8 blocks with their scales, and a prediction layer: 91,991 tensors."""
+    family, hidden, layers, heads, _, _, ffn, vocab, _ = shape
+    d = DEEPSEEK[family]
 
     def quantised(entries):
+        if family != "deepseek_v3":
+            yield from entries
+            return
         for name, (rows, columns) in entries:
             yield name, [rows, columns], "F8_E4M3"
             yield name + "_scale_inv", [-(-rows // 128), -(-columns // 128)], "F32"
@@ -158,11 +165,15 @@ def deepseek_tensors(shape):
             yield p + "shared_head.head.weight", [vocab, hidden]
         yield p + "input_layernorm.weight", [hidden]
         yield p + "post_attention_layernorm.weight", [hidden]
-        yield p + "self_attn.q_a_layernorm.weight", [d["q_lora_rank"]]
+        queries = heads * (d["qk_nope_head_dim"] + d["qk_rope_head_dim"])
         yield p + "self_attn.kv_a_layernorm.weight", [d["kv_lora_rank"]]
+        if d["q_lora_rank"]:
+            yield p + "self_attn.q_a_layernorm.weight", [d["q_lora_rank"]]
+            yield from quantised([(p + "self_attn.q_a_proj.weight", (d["q_lora_rank"], hidden)),
+                                  (p + "self_attn.q_b_proj.weight", (queries, d["q_lora_rank"]))])
+        else:
+            yield from quantised([(p + "self_attn.q_proj.weight", (queries, hidden))])
         yield from quantised([
-            (p + "self_attn.q_a_proj.weight", (d["q_lora_rank"], hidden)),
-            (p + "self_attn.q_b_proj.weight", (heads * (d["qk_nope_head_dim"] + d["qk_rope_head_dim"]), d["q_lora_rank"])),
             (p + "self_attn.kv_a_proj_with_mqa.weight", (d["kv_lora_rank"] + d["qk_rope_head_dim"], hidden)),
             (p + "self_attn.kv_b_proj.weight", (heads * (d["qk_nope_head_dim"] + d["v_head_dim"]), d["kv_lora_rank"])),
             (p + "self_attn.o_proj.weight", (hidden, heads * d["v_head_dim"]))])
@@ -171,8 +182,9 @@ def deepseek_tensors(shape):
             continue
         yield p + "mlp.gate.weight", [d["n_routed_experts"], hidden]
         yield p + "mlp.gate.e_score_correction_bias", [d["n_routed_experts"]], "F32"
-        prefixes = [f"{p}mlp.experts.{e}." for e in range(d["n_routed_experts"])] + [p + "mlp.shared_experts."]
+        prefixes = [f"{p}mlp.experts.{e}." for e in range(d["n_routed_experts"])]
         yield from quantised(gated_mlps(prefixes, hidden, d["moe_intermediate_size"]))
+        yield from quantised(gated_mlps([p + "mlp.shared_experts."], hidden, d["n_shared_experts"] * d["moe_intermediate_size"]))
     yield "model.norm.weight", [hidden]
     yield "lm_head.weight", [vocab, hidden]
 
@@ -278,11 +290,11 @@ def main():
                       layer_types=(["linear_attention"] * 3 + ["full_attention"]) * (layers // 4), partial_rotary_factor=0.25,
                       rope_theta=10000000.0, rope_parameters={"rope_type": "default", "rope_theta": 10000000.0, "partial_rotary_factor": 0.25})
         del config["intermediate_size"]
-    if family == "deepseek_v3":
-        config.update(DEEPSEEK, num_nextn_predict_layers=1 if layers == 61 else 0, rope_theta=10000.0,
-                      quantization_config={"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128],
-                                           "activation_scheme": "dynamic"})
+    if family in DEEPSEEK:
+        config.update(DEEPSEEK[family], model_type="deepseek_v3", num_nextn_predict_layers=1 if layers == 61 else 0, rope_theta=10000.0)
         del config["head_dim"]
+    if family == "deepseek_v3":
+        config["quantization_config"] = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
     (options.folder / "config.json").write_text(json.dumps(config, indent=2))
     files, size = [[]], 0
     for entry in tensors(shape):

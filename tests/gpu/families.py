@@ -30,7 +30,7 @@ SHAPE = dict(hidden_size=256, intermediate_size=512, num_hidden_layers=4, num_at
 QWEN_EXPERTS = dict(num_experts=8, num_experts_per_tok=2, moe_intermediate_size=128)
 ROUTED = dict(n_routed_experts=8, num_experts_per_tok=2, moe_intermediate_size=128, n_shared_experts=1, first_k_dense_replace=1)
 WINDOWS = dict(sliding_window=16, pad_token_id=None)
-LATENT = dict(num_key_value_heads=4, q_lora_rank=64, kv_lora_rank=64, qk_rope_head_dim=64, qk_nope_head_dim=128, v_head_dim=128, n_group=2, topk_group=1)
+LATENT = dict(num_key_value_heads=4, q_lora_rank=64, kv_lora_rank=512, qk_rope_head_dim=64, qk_nope_head_dim=128, v_head_dim=128, n_group=2, topk_group=1)
 FAMILIES = {  # name: (class of transformers, changes of SHAPE)
     "llama": ("Llama", {}),
     "qwen3": ("Qwen3", {}),
@@ -85,14 +85,13 @@ class Family:
 
 
 def choose_by_chance(path):
-    """transformers begins ERNIE's routers with zeros. Experts that are alike are chosen in an order of the device's own. The numbers are those of bf16, in which
-    Ferry has routers and transformers has not."""
+    """transformers begins ERNIE's routers with zeros. Experts that are alike are chosen in an order of the device's own."""
     import torch
     from safetensors.torch import load_file, save_file
     tensors = load_file(path)
     routers = [name for name, tensor in tensors.items() if name.endswith("mlp.gate.weight") and not tensor.any()]
     if routers:
-        save_file(tensors | {name: (0.02 * torch.randn_like(tensors[name])).bfloat16().float() for name in routers}, path, metadata={"format": "pt"})
+        save_file(tensors | {name: 0.02 * torch.randn_like(tensors[name]) for name in routers}, path, metadata={"format": "pt"})
 
 
 def meshes(family, prefix):

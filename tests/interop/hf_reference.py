@@ -33,7 +33,7 @@ def parse(arguments):
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32", "float64"))
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--attention", choices=("eager", "sdpa", WINDOWED), help="default: eager on the host, for GPT-OSS and soft caps; on a GPU sdpa, "
-                        f"or {WINDOWED} for models with sliding windows")
+                        f"or {WINDOWED} for models with sliding windows or values that are narrower than keys")
     parser.add_argument("--lengths", default="24,100")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--tokens")
@@ -71,7 +71,8 @@ def load(options):
     text = config.get_text_config()
     eager = options.device == "cpu" or config.model_type == "gpt_oss" or getattr(text, "attn_logit_softcapping", None)
     windows = "sliding_attention" in (getattr(text, "layer_types", None) or ())
-    attention = options.attention or ("eager" if eager else WINDOWED if windows else "sdpa")
+    narrow = getattr(text, "kv_lora_rank", None) and text.v_head_dim < text.qk_nope_head_dim + text.qk_rope_head_dim
+    attention = options.attention or ("eager" if eager else WINDOWED if windows or narrow else "sdpa")
     if attention == WINDOWED:
         transformers.AttentionInterface.register(WINDOWED, windowed)
     experts = {"experts_implementation": "eager"} if options.dtype == "float64" else {}  # grouped_mm has no fp64
@@ -80,20 +81,21 @@ def load(options):
 
 
 def windowed(module, query, key, value, attention_mask, scaling=None, sliding_window=None, **kwargs):
-    """Attention of whole sequences [batch, heads, tokens, dim], causal, by torch's flash kernel, which sdpa gives no window."""
+    """Attention of whole sequences [batch, heads, tokens, dim], causal, by torch's flash kernel, which sdpa gives no window and no values that
+    are narrower than keys. These are padded as flash_attention_forward of transformers pads them."""
     import torch
     rows_first = [x.transpose(1, 2) for x in (query, key, value)]
-    length = query.shape[2]
+    length, width = query.shape[2], value.shape[3]
+    rows_first[2] = torch.nn.functional.pad(rows_first[2], [0, query.shape[3] - width])
     output, *_ = torch.ops.aten._flash_attention_forward(*rows_first, None, None, length, length, 0.0, True, False, scale=scaling,
                                                          window_size_left=None if sliding_window is None else sliding_window - 1,
                                                          window_size_right=None if sliding_window is None else 0)
-    return output, None
+    return output[..., :width], None
 
 
 def pin_gpu(latent):
     """Products that do not split K and one attention kernel: what a row's bits depend on is then the row alone. Called before torch
-    is imported. Latent attention's keys are wider than its values, which flash refuses: it has cuDNN's kernel, and its fp32 router
-    has no workspace to split K in."""
+    is imported. The fp32 router of models with latent attention has no workspace to split K in."""
     if latent:
         os.environ.update(CUBLAS_WORKSPACE_CONFIG=":16:8", CUBLASLT_WORKSPACE_SIZE="1")
     import torch
@@ -101,7 +103,7 @@ def pin_gpu(latent):
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = (False, False)
     torch.backends.cuda.matmul.allow_tf32 = False
     from torch.nn.attention import SDPBackend, sdpa_kernel
-    return sdpa_kernel(SDPBackend.CUDNN_ATTENTION if latent else SDPBackend.FLASH_ATTENTION)
+    return sdpa_kernel(SDPBackend.FLASH_ATTENTION)
 
 
 def copies(model, tokens, device):
@@ -156,7 +158,6 @@ def main(arguments=None):
     model, attention = load(options)
     if options.gradients:  # nothing is padded here: a pad token is one like others
         model.get_input_embeddings().padding_idx = None
-    latent_or_host = options.device == "cpu" or latent
     kept = {}
     hooks = []
     prefix = ""
@@ -173,7 +174,7 @@ def main(arguments=None):
     with torch.set_grad_enabled(options.gradients), pinned:
         for i, tokens in enumerate(sequences(options, model.config.get_text_config().vocab_size)):
             prefix = str(i)
-            batch = tokens[None].expand(1 if latent_or_host else copies(model, tokens, options.device), -1).to(options.device)
+            batch = tokens[None].expand(1 if options.device == "cpu" else copies(model, tokens, options.device), -1).to(options.device)
             # Every token's scores: a classifier of sequences would keep the last token's alone.
             if hasattr(model, "score"):
                 output = model.score(model.model(batch, use_cache=False).last_hidden_state)

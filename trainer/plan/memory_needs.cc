@@ -14,8 +14,6 @@ namespace {
 
 using models::Recompute;
 
-constexpr std::int64_t kChunkTokens = 4096;  // models/tensor_parallel/cross_entropy.h
-
 double width(std::int64_t size) {
   return static_cast<double>(size);
 }
@@ -144,7 +142,7 @@ BatchBytes batch_bytes(const ModelOnRank& model,
     const auto bytes = models::activation_bytes(chunks[i], recompute, largest.keys);
     of_chunk.push_back(bytes.kept * width(largest.tokens));
     passing.push_back(bytes.passing * width(largest.tokens) + width(model.largest_leaf(i)));
-    logits.push_back(models::logits_bytes(chunks[i], largest.tokens, kChunkTokens));
+    logits.push_back(models::logits_bytes(chunks[i], largest.tokens));
   }
   double kept = 0;
   double most = -1;
@@ -166,7 +164,7 @@ BatchBytes batch_bytes(const ModelOnRank& model,
 }
 
 std::int64_t logits_bytes(const ModelOnRank& model, std::int64_t tokens) {
-  return models::logits_bytes(model.chunks().back(), tokens, kChunkTokens);
+  return models::logits_bytes(model.chunks().back(), tokens);
 }
 
 std::int64_t tokens_that_fit(const ModelOnRank& model,

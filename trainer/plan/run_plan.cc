@@ -22,7 +22,6 @@ constexpr std::int64_t kMiB = 1 << 20;
 // Allowances for what CUDA, cuBLAS and NCCL keep for themselves: not measured here.
 constexpr std::int64_t kContext = 1024 * kMiB;
 constexpr std::int64_t kCommunicator = 256 * kMiB;  // for each axis that ranks share
-constexpr std::int64_t kCacheBlock = 64;            // tokens: rollout/kv_cache.h
 constexpr double kUsualCacheShare = 0.5;            // beside an actor that trains beside the cache
 
 int place_of(const std::vector<int>& ranks, int rank) {
@@ -383,7 +382,8 @@ RolloutRoom rollout_room(const RunSetup& setup, const RankGroup& group) {
   room.reserve = setup.device.memory - usable(setup.device.memory, setup.device.on_host) +
                  later.on_device() +
                  (reshards ? 2 * (settings.update_weights_bucket_megabytes * kMiB) : 0);
-  room.useful = (sequences * ceil_div(setup.longest_sequence, kCacheBlock) + 1) * kCacheBlock *
+  room.useful = (sequences * ceil_div(setup.longest_sequence, models::kCacheBlockTokens) + 1) *
+                    models::kCacheBlockTokens *
                     models::key_value_bytes(config, model.mesh().tp(), model.layout()) +
                 state_bytes(rollout, model);
   return room;

@@ -9,7 +9,7 @@ using models::TransformerConfig;
 
 constexpr HfName kErnieMoeNames[] = {
     {"pre_mlp_layernorm.weight", "post_attention_layernorm.weight"},
-    {"mlp.router.weight", "mlp.gate.weight"},
+    {"mlp.router.weight", "mlp.gate.weight", models::When::kFp32Router},
     {.parameter = "mlp.router.expert_bias",
      .hf = "mlp.moe_statics.e_score_correction_bias",
      .as_row = true},
@@ -76,7 +76,7 @@ constexpr Family kErnie[] = {
      .rotary_base = 5e5,
      .tied = true,
      .num_experts_key = "moe_num_experts",
-     .traits = {.rotary_in_fp32 = true},
+     .traits = {.rotary_in_fp32 = true, .moe_router_parameter_in_fp32 = true},
      .configure = read_ernie_experts,
      .describes =
          [](const TransformerConfig& config) {

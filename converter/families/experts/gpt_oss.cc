@@ -43,16 +43,6 @@ constexpr HfNames kGptOssNames{
     .mxfp4_experts = true,
 };
 
-// The layers that look at the sliding window alone: every second one where layer_types names none.
-std::vector<bool> sliding_layers(const ConfigFields& fields, std::int64_t num_layers) {
-  if (auto named =
-          layers_of_kind(fields, "layer_types", "sliding_attention", "full_attention", num_layers))
-    return std::move(*named);
-  std::vector<bool> sliding;
-  for (std::int64_t i = 0; i < num_layers; ++i) sliding.push_back(i % 2 == 0);
-  return sliding;
-}
-
 constexpr BridgeModel kGptOssProvider{
     .settings = R"({"moe_router_load_balancing_type": "none"})",
 };
@@ -77,7 +67,8 @@ constexpr Family kGptOss[] = {
                fields.optional_number("swiglu_limit").value_or(7.0);
            config.sliding_window = fields.optional_size("sliding_window");
            if (config.sliding_window)
-             config.window_attn_skip_freq = sliding_layers(fields, config.num_layers);
+             config.window_attn_skip_freq = sliding_layers(
+                 fields, config.num_layers, [](std::int64_t layer) { return layer % 2 == 0; });
            config.num_moe_experts = fields.size("num_local_experts", std::nullopt, kMaxExperts);
            config.moe_layer_freq.assign(static_cast<std::size_t>(config.num_layers), true);
            config.moe_ffn_hidden_size = config.ffn_hidden_size;

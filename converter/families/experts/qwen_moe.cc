@@ -55,14 +55,6 @@ constexpr HfNames kSeeingMoeNames{
     .computed_tower = kQwen3Tower,
 };
 
-// The layers of Qwen2-MoE with a window where layer_types names none (configuration_qwen2_moe.py).
-std::vector<bool> alternate_windows(const ConfigFields& fields, std::int64_t num_layers) {
-  const auto end = fields.count("max_window_layers", kMaxWindowLayers, kMaxSize);
-  std::vector<bool> sliding;
-  for (std::int64_t i = 0; i < num_layers; ++i) sliding.push_back(i % 2 == 0 && i < end);
-  return sliding;
-}
-
 bool has_qwen_experts(const TransformerConfig& config) {
   return !config.multi_latent_attention && config.num_moe_experts > 0 &&
          !config.moe_router_enable_expert_bias;
@@ -94,7 +86,10 @@ constexpr Family kQwenMoeList[] = {
      .configure =
          [](const ConfigFields& fields, TransformerConfig& config) {
            read_qwen_experts(fields, config);
-           set_window_layers(fields, alternate_windows(fields, config.num_layers), config);
+           // configuration_qwen2_moe.py
+           const auto end = fields.count("max_window_layers", kMaxWindowLayers, kMaxSize);
+           set_window_layers(
+               fields, [end](std::int64_t layer) { return layer % 2 == 0 && layer < end; }, config);
            config.add_qkv_bias = fields.flag("qkv_bias", true);
            config.moe_router_topk = fields.size("num_experts_per_tok", 4);
            config.moe_shared_expert_intermediate_size =

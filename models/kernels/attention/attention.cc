@@ -219,8 +219,7 @@ at::Tensor attention(const at::Tensor& query,
   // Soft caps do everywhere.
   const bool refused = query.scalar_type() != at::kBFloat16 || query.size(2) % 8 != 0;
   if (query.is_cuda() && !(options.sinks.defined() && refused) && !options.softcap) {
-    return attention_cuda(query, key, value, all_segments, options,
-                          gpu_attention_of(query.size(2), value.size(2)));
+    return attention_cuda(query, key, value, all_segments, options);
   }
   const auto segments = with_queries(all_segments);
   if (segments.empty())

@@ -14,15 +14,11 @@ void store_in_slots_cuda(
     const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&) {
   no_cuda();
 }
-GpuAttention gpu_attention_of(std::int64_t dim, std::int64_t value_dim) {
-  return dim == value_dim ? GpuAttention::kFlash : GpuAttention::kCudnn;
-}
 at::Tensor attention_cuda(const at::Tensor&,
                           const at::Tensor&,
                           const at::Tensor&,
                           const std::vector<AttentionSegment>&,
-                          const AttentionOptions&,
-                          GpuAttention) {
+                          const AttentionOptions&) {
   no_cuda();
 }
 

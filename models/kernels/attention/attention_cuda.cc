@@ -15,9 +15,9 @@
 namespace ferry::models {
 namespace {
 
-// A plan of cuDNN's serves one shape and takes 40 ms to make: lengths are rounded up.
+// A plan of cuDNN's serves one shape and takes 40 ms to make.
 constexpr std::int64_t kLengthStep = 128;
-// Both libraries choose kernels with other bits for a single query row.
+// Flash chooses a kernel with other bits for a single query row.
 constexpr std::int64_t kFewestRows = 2;
 
 // The copy is from pinned memory, so that the host does not wait for the device.
@@ -82,46 +82,14 @@ at::Tensor flash(const at::Tensor& query,
       .longest = *std::ranges::max_element(keys)};
   const auto q = gather(query, row_ranges);
   const auto k = gather(key, key_ranges);
-  const auto v = gather(value, key_ranges);
-  return options.sinks.defined()
-             ? sink_attention(q, k, v, options.sinks, of_queries, of_keys, call_of(options))
-             : flash_attention(q, k, v, of_queries, of_keys, call_of(options));
-}
-
-// cuDNN's attention of heads laid out by by_heads() -> [rows, heads, value_dim].
-at::Tensor call_cudnn(const at::Tensor& query,
-                      const at::Tensor& key,
-                      const at::Tensor& value,
-                      const AttentionCall& call) {
-  return cudnn_attention(query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0), call)
-      .transpose(1, 2)[0];
-}
-
-at::Tensor cudnn(const at::Tensor& query,
-                 const at::Tensor& key,
-                 const at::Tensor& value,
-                 const AttentionOptions& options) {
-  const auto keys = key.size(0);
-  const auto rows = query.size(0);
-  const auto groups = key.size(1);
-  const auto heads_of_group = query.size(1) / groups;
-  auto call = call_of(options);
-  if (rows == 1) {  // it sees all keys: the heads of a group become rows
-    call.causal = false;
-    const auto repeats = distckpt::ceil_div(kFewestRows, heads_of_group);
-    const auto as_rows = query.view({groups, heads_of_group, query.size(2)});
-    return call_cudnn(as_rows.repeat({1, repeats, 1}), by_heads(key, 0, 0), by_heads(value, 0, 0),
-                      call)
-        .narrow(0, 0, heads_of_group)
-        .transpose(0, 1)
-        .reshape({1, query.size(1), value.size(2)});
-  }
-  // cuDNN's mask starts at the first row and key: earlier rows are added in front of ours, and
-  // dropped from the result.
-  const auto back = round_up(keys, kLengthStep) - keys;
-  return call_cudnn(by_heads(query, keys - rows, back), by_heads(key, 0, back),
-                    by_heads(value, 0, back), call)
-      .narrow(0, keys - rows, rows);
+  auto v = gather(value, key_ranges);
+  if (options.sinks.defined())
+    return sink_attention(q, k, v, options.sinks, of_queries, of_keys, call_of(options));
+  // Values of latent attention, as transformers' flash_attention_forward() pads them.
+  const auto width = v.size(2);
+  if (width < k.size(2)) v = at::constant_pad_nd(v, {0, k.size(2) - width});
+  const auto result = flash_attention(q, k, v, of_queries, of_keys, call_of(options));
+  return width < k.size(2) ? result.narrow(2, 0, width) : result;
 }
 
 // The common length of all sequences, if they are whole, lie one after another and have the same
@@ -156,45 +124,26 @@ at::Tensor cudnn_batch(const at::Tensor& query,
 
 }  // namespace
 
-GpuAttention gpu_attention_of(std::int64_t dim, std::int64_t value_dim) {
-  return dim == value_dim ? GpuAttention::kFlash : GpuAttention::kCudnn;
-}
-
 at::Tensor attention_cuda(const at::Tensor& query,
                           const at::Tensor& key,
                           const at::Tensor& value,
                           const std::vector<AttentionSegment>& all_segments,
-                          const AttentionOptions& options,
-                          GpuAttention kernel) {
+                          const AttentionOptions& options) {
   require(query.scalar_type() == at::kBFloat16, ErrorKind::kLayout,
           "attention on a GPU takes bf16");
   require(query.size(2) % 8 == 0 && value.size(2) % 8 == 0, ErrorKind::kLayout,
           "attention on a GPU takes heads of a multiple of 8 channels, not of {} and {}",
           query.size(2), value.size(2));
-  require(kernel == GpuAttention::kFlash || !options.window, ErrorKind::kLayout,
-          "cuDNN's attention has no window");
-  require(kernel == GpuAttention::kFlash || !options.sinks.defined(), ErrorKind::kLayout,
-          "cuDNN's attention has no sinks");
   const auto segments = with_queries(all_segments);
   if (segments.empty())
     return at::zeros({query.size(0), query.size(1), value.size(2)}, query.options());
-  at::Tensor rows;  // of all segments, without the gaps
   const auto length =
       options.alignment == Alignment::kFast && !options.window && !options.sinks.defined()
           ? common_length(segments)
           : std::nullopt;
-  if (length) {
-    rows = cudnn_batch(query, key, value, segments, *length, options);
-  } else if (kernel == GpuAttention::kFlash) {
-    rows = flash(query, key, value, segments, options);
-  } else {
-    std::vector<at::Tensor> parts;
-    for (const auto& segment : segments)
-      parts.push_back(cudnn(query.narrow(0, segment.query_begin, segment.num_queries),
-                            key.narrow(0, segment.key_begin, segment.num_keys),
-                            value.narrow(0, segment.key_begin, segment.num_keys), options));
-    rows = at::cat(parts);
-  }
+  // Of all segments, without the gaps.
+  const auto rows = length ? cudnn_batch(query, key, value, segments, *length, options)
+                           : flash(query, key, value, segments, options);
   return at_their_places(rows, segments, query.size(0));
 }
 

@@ -4,7 +4,7 @@
 namespace ferry::models::launch {
 namespace {
 
-template <int kDim, int kKeys, int kStages, bool kShares>
+template <int kDim, int kValues, int kKeys, int kStages, bool kShares>
 __global__ __launch_bounds__(kThreads) void paged_attention_kernel(PagedArguments a) {
   extern __shared__ __align__(16) unsigned char memory[];
   release_dependents();
@@ -12,15 +12,15 @@ __global__ __launch_bounds__(kThreads) void paged_attention_kernel(PagedArgument
   const int shares =
       kShares ? static_cast<int>(cooperative_groups::this_cluster().num_blocks()) : 1;
   const auto tile = tile_of(a, static_cast<int>(blockIdx.x) / shares, static_cast<int>(blockIdx.y));
-  if (tile.length == 0) return write_zeros<kDim>(a, tile);
-  attend<kDim, kKeys, kStages, kShares>(a, tile,
-                                        *reinterpret_cast<Shared<kDim, kKeys, kStages>*>(memory));
+  if (tile.length == 0) return write_zeros<kValues>(a, tile);
+  attend<kDim, kValues, kKeys, kStages, kShares>(
+      a, tile, *reinterpret_cast<Shared<kDim, kValues, kKeys, kStages>*>(memory));
 }
 
 // The same bits by a cluster of kRanks, which a short sequence leaves to its first block.
 template <int kDim, int kKeys, int kRanks>
 union OrderedMemory {
-  Shared<kDim, kKeys, 3> alone;
+  Shared<kDim, kDim, kKeys, 3> alone;
   OrderedShared<kDim, kKeys, kRanks> together;
 };
 template <int kDim, int kKeys, int kRanks>
@@ -35,50 +35,30 @@ __global__ __launch_bounds__(kThreads) void ordered_attention_kernel(PagedArgume
   if (tile.length - first_key_of(a, tile) > kFewBlocks * kKeys)
     attend_ordered<kDim, kKeys, kRanks>(a, tile, shared.together);
   else if (static_cast<int>(blockIdx.x) % kRanks == 0)
-    attend<kDim, kKeys, 3, false>(a, tile, shared.alone);
-}
-
-// Clusters of `cluster` blocks for each block of `grid`, or no clusters.
-cudaError_t launch_kernel(void (*kernel)(PagedArguments),
-                          int bytes,
-                          int cluster,
-                          const PagedArguments& arguments,
-                          dim3 grid,
-                          cudaStream_t stream) {
-  const auto error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-  if (error != cudaSuccess) return error;
-  const auto blocks = static_cast<unsigned>(cluster);
-  grid.x *= blocks;
-  return launch_dependent_clusters(kernel, blocks, grid, kThreads, static_cast<std::size_t>(bytes),
-                                   stream, arguments);
+    attend<kDim, kDim, kKeys, 3, false>(a, tile, shared.alone);
 }
 
 // Few thread blocks have a multiprocessor to themselves, and hide the memory's latency alone, or
 // are clusters that fill the multiprocessors.
-template <int kDim, int kKeys>
+template <int kDim, int kValues, int kKeys>
 cudaError_t launch_paged_attention(const PagedArguments& arguments, cudaStream_t stream) {
-  constexpr int kMultiprocessors = 132;
   const auto& shape = arguments.shape;
   const int tiles = ceil_div(shape.heads / shape.groups, kRows);
   const dim3 grid(static_cast<unsigned>(shape.groups * tiles),
                   static_cast<unsigned>(shape.sequences));
   const int blocks = shape.groups * tiles * shape.sequences;
   const auto launch = [&](auto* kernel, std::size_t bytes, int cluster) {
-    return launch_kernel(kernel, static_cast<int>(bytes), cluster, arguments, grid, stream);
+    return launch_rows(kernel, bytes, cluster, arguments, grid, stream);
   };
   const auto alone = [&](auto stages) {
     constexpr int kStages = decltype(stages)::value;
-    return launch(paged_attention_kernel<kDim, kKeys, kStages, false>,
-                  sizeof(Shared<kDim, kKeys, kStages>), 1);
+    return launch(paged_attention_kernel<kDim, kValues, kKeys, kStages, false>,
+                  sizeof(Shared<kDim, kValues, kKeys, kStages>), 1);
   };
   const bool may_be_long = shape.max_blocks * kCacheBlock > kLeastBlocksOfShare * kKeys;
-  if (!shape.in_order && may_be_long && blocks <= kMultiprocessors) {
-    int cluster = 2;  // that fill each multiprocessor about twice
-    while (cluster < kMostShares && blocks * cluster <= kMultiprocessors) cluster *= 2;
-    return launch(paged_attention_kernel<kDim, kKeys, 3, true>, sizeof(Shared<kDim, kKeys, 3>),
-                  cluster);
-  }
+  if (!shape.in_order && may_be_long && blocks <= kMultiprocessors)
+    return launch(paged_attention_kernel<kDim, kValues, kKeys, 3, true>,
+                  sizeof(Shared<kDim, kValues, kKeys, 3>), shares_of(blocks));
   // A round has a fixed time, so that more blocks than these are faster alone.
   constexpr int kMostOfClusters = 8;
   if constexpr (kDim == 128) {
@@ -87,7 +67,9 @@ cudaError_t launch_paged_attention(const PagedArguments& arguments, cudaStream_t
       return launch(ordered_attention_kernel<kDim, kKeys, kRanks>,
                     sizeof(OrderedMemory<kDim, kKeys, kRanks>), kRanks);
   }
-  constexpr int kMostStages = kDim == 256 ? 3 : 6;  // of shared memory
+  constexpr int kSharedBytes = 220 << 10;
+  constexpr int kBytesOfStage = kKeys * (kDim + kValues) * static_cast<int>(sizeof(__nv_bfloat16));
+  constexpr int kMostStages = kSharedBytes / kBytesOfStage;
   if (blocks <= kMultiprocessors) return alone(std::integral_constant<int, kMostStages>{});
   if (blocks <= 2 * kMultiprocessors) return alone(std::integral_constant<int, 3>{});
   return alone(std::integral_constant<int, 2>{});
@@ -141,11 +123,15 @@ cudaError_t paged_attention(const void* query,
   // Keys of a block: flash's for heads of this size.
   switch (shape.dim) {
     case 64:
-      return launch_paged_attention<64, 128>(arguments, stream);
+      return launch_paged_attention<64, 64, 128>(arguments, stream);
     case 128:
-      return launch_paged_attention<128, 64>(arguments, stream);
+      return launch_paged_attention<128, 128, 64>(arguments, stream);
+    case 192:
+      return launch_paged_attention<192, 128, 64>(arguments, stream);
     case 256:
-      return launch_paged_attention<256, 64>(arguments, stream);
+      return launch_paged_attention<256, 256, 64>(arguments, stream);
+    case 576:
+      return paged_latents(arguments, stream);
     default:
       return cudaErrorInvalidValue;
   }

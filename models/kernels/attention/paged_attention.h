@@ -10,21 +10,25 @@
 namespace ferry::models {
 
 struct PagedKeys {
-  at::Tensor key{};           // [blocks, block_size, groups, dim]
-  at::Tensor value{};         // [blocks, block_size, groups, value_dim]; may be a view of the keys
+  at::Tensor key{};  // [blocks, block_size, groups, dim]
+  // [blocks, block_size, groups, value_dim]; of latents a view of the keys' first channels
+  at::Tensor value{};
   at::Tensor block_tables{};  // [sequences, max_blocks], int32: the blocks of each, in order
   at::Tensor lengths{};       // [sequences], int32: its keys, the row's own among them
 };
 
-// True if paged_attention_cuda() supports such heads: 64, 128 or 256 channels in bf16 on a GPU.
+// True if paged_attention_cuda() supports such heads in bf16 on a GPU: 64, 128 or 256 channels,
+// keys of 192 with values of 128, or latents of 512 channels and 64 rotated ones, whose cache has
+// no values (value_dim 0).
 bool paged_attention_cuda_supports(at::Device device,
                                    at::ScalarType dtype,
                                    std::int64_t dim,
                                    std::int64_t value_dim);
 
-// query [sequences, heads, dim], one row of each -> [sequences, heads, dim]; a sequence of length 0
-// gives zeros. Blocks have 64 keys, and the last dimension of block_tables is contiguous. Reads
-// nothing back to the host. Not differentiable.
+// query [sequences, heads, dim], one row of each -> [sequences, heads, value_dim]; a sequence of
+// length 0 gives zeros. Latents have neither sinks nor windows, and the bits of kFast. Blocks have
+// 64 keys, and the last dimension of block_tables is contiguous. Reads nothing back to the host.
+// Not differentiable.
 at::Tensor paged_attention_cuda(const at::Tensor& query,
                                 const PagedKeys& keys,
                                 const AttentionOptions& options);

@@ -1,4 +1,4 @@
-#include <ATen/ops/empty_like.h>
+#include <ATen/ops/empty.h>
 #include <c10/cuda/CUDAGuard.h>
 
 #include "distckpt/base/error.h"
@@ -6,11 +6,17 @@
 #include "models/kernels/attention/paged_attention.h"
 #include "models/kernels/cuda/cuda_call.h"
 #include "models/kernels/cuda/cuda_launch.h"
+#include "models/spec/costs.h"
 
 namespace ferry::models {
 namespace {
 
-constexpr std::int64_t kBlockSize = 64;  // that the kernel knows
+constexpr std::int64_t kLatent = 512;  // that the kernel knows
+constexpr std::int64_t kRotated = 64;
+
+bool are_latents(const PagedKeys& keys) {
+  return keys.value.is_alias_of(keys.key);
+}
 
 }  // namespace
 
@@ -18,24 +24,31 @@ bool paged_attention_cuda_supports(at::Device device,
                                    at::ScalarType dtype,
                                    std::int64_t dim,
                                    std::int64_t value_dim) {
-  return device.is_cuda() && dtype == at::kBFloat16 && (dim == 64 || dim == 128 || dim == 256) &&
-         value_dim == dim;
+  const bool latents = dim == kLatent + kRotated && value_dim == 0;
+  const bool heads = ((dim == 64 || dim == 128 || dim == 256) && value_dim == dim) ||
+                     (dim == 192 && value_dim == 128);
+  return device.is_cuda() && dtype == at::kBFloat16 && (latents || heads);
 }
 
 at::Tensor paged_attention_cuda(const at::Tensor& query,
                                 const PagedKeys& keys,
                                 const AttentionOptions& options) {
+  const bool latents = are_latents(keys);
   require(paged_attention_cuda_supports(query.device(), query.scalar_type(), query.size(2),
-                                        keys.value.size(3)) &&
-              query.is_contiguous() && keys.key.is_contiguous() && keys.value.is_contiguous() &&
-              keys.key.size(1) == kBlockSize && keys.block_tables.stride(1) == 1,
+                                        latents ? 0 : keys.value.size(3)) &&
+              query.is_contiguous() && keys.key.is_contiguous() &&
+              (latents || keys.value.is_contiguous()) && keys.key.size(1) == kCacheBlockTokens &&
+              keys.block_tables.stride(1) == 1,
           ErrorKind::kBug, "attention to keys in blocks of another form than its kernel knows");
+  require(!latents || (keys.value.size(3) == kLatent && keys.key.size(2) == 1 &&
+                       !options.sinks.defined() && !options.window),
+          ErrorKind::kBug, "latents are those of one group, without sinks and windows");
   if (options.sinks.defined() && options.alignment == Alignment::kBitwise)
     return eager_paged_attention_cuda(query, keys, options);
   const c10::cuda::CUDAGuard device(query.device());
   const auto sinks =
       options.sinks.defined() ? options.sinks.to(query.scalar_type()).contiguous() : options.sinks;
-  auto result = at::empty_like(query);
+  auto result = at::empty({query.size(0), query.size(1), keys.value.size(3)}, query.options());
   check(launch::paged_attention(
       query.const_data_ptr(), keys.key.const_data_ptr(), keys.value.const_data_ptr(),
       keys.block_tables.const_data_ptr<std::int32_t>(), keys.lengths.const_data_ptr<std::int32_t>(),

@@ -69,7 +69,7 @@ __device__ void attend_ordered(const PagedArguments& a,
         const int position = (last_block - number) * kKeys + row;
         const bool exists = position < of.length;
         const std::int64_t at =
-            exists ? place_of<kDim>(a, table, position, of.group) + chunk * kChunk : 0;
+            exists ? place_of(a, table, position, of.group) * kDim + chunk * kChunk : 0;
         copy_async(keys.chunk(row, chunk), a.key + at, exists);
       }
     }
@@ -86,7 +86,7 @@ __device__ void attend_ordered(const PagedArguments& a,
       const int position = (last_block - number) * kKeys + row % kKeys;
       const bool exists = position < of.length;
       const std::int64_t at =
-          exists ? place_of<kDim>(a, table, position, of.group) + rank * kSlice + chunk * kChunk
+          exists ? place_of(a, table, position, of.group) * kDim + rank * kSlice + chunk * kChunk
                  : 0;
       copy_async(shared.value[0] + row * kSlice + chunk * kChunk, a.value + at, exists);
     }

@@ -22,13 +22,15 @@ namespace ferry::models::launch {
 
 constexpr int kWarps = 4;
 constexpr int kThreads = kWarps * kLanes;
+constexpr int kMultiprocessors = 132;
 constexpr int kMostShares = 8;          // blocks that every GPU has as a cluster
 constexpr int kLeastBlocksOfShare = 4;  // of keys, that are worth joining
 
-template <int kDim, int kKeys, int kStages>
+// kDim: channels of a key, kValues: of a value.
+template <int kDim, int kValues, int kKeys, int kStages>
 struct Shared {
   alignas(16) __nv_bfloat16 key[kStages][kKeys * kDim];
-  alignas(16) __nv_bfloat16 value[kStages][kKeys * kDim];
+  alignas(16) __nv_bfloat16 value[kStages][kKeys * kValues];
   alignas(16) __nv_bfloat16 weights[kRows * kKeys];  // rounded, as they multiply values
   float exact[kRows][kKeys + kQuad];                 // before that, as they are summed
   float maximum[kWarps][kRows];
@@ -36,11 +38,11 @@ struct Shared {
 };
 
 // The share of a block of a cluster in a sequence's result. It lies where keys did.
-template <int kDim>
+template <int kDim, int kShareRows = kRows>
 struct Share {
-  float result[kRows][kDim];  // of weights relative to the maximum
-  float maximum[kRows];
-  float sum[kRows];
+  float result[kShareRows][kDim];  // of weights relative to the maximum
+  float maximum[kShareRows];
+  float sum[kShareRows];
 };
 
 struct PagedArguments {
@@ -57,9 +59,9 @@ struct PagedArguments {
 
 // Joins the shares of a cluster's blocks, in their order: each block a part of the result. Shares
 // from `count` on are of no keys.
-template <int kDim>
+template <int kDim, int kShareRows>
 __device__ void join_shares(const PagedArguments& a,
-                            Share<kDim>& mine,
+                            Share<kDim, kShareRows>& mine,
                             int count,
                             int rows,
                             int group_row,
@@ -67,8 +69,9 @@ __device__ void join_shares(const PagedArguments& a,
   const auto cluster = cooperative_groups::this_cluster();
   cluster.sync();
   const int blocks = static_cast<int>(cluster.num_blocks());
-  const int first = static_cast<int>(cluster.block_rank()) * kThreads;
-  for (int i = first + static_cast<int>(threadIdx.x); i < rows * kDim / 2; i += blocks * kThreads) {
+  const int threads = static_cast<int>(blockDim.x);
+  const int first = static_cast<int>(cluster.block_rank()) * threads;
+  for (int i = first + static_cast<int>(threadIdx.x); i < rows * kDim / 2; i += blocks * threads) {
     const int row = i / (kDim / 2);
     const int channel = i % (kDim / 2) * 2;
     float maxima[kMostShares];
@@ -118,16 +121,17 @@ struct RowTile {
   std::int64_t first_head;  // the first of `rows`, of the heads of all sequences
   int length;
 };
-__device__ inline RowTile tile_of(const PagedArguments& a, int index, int sequence) {
+template <int kTileRows = kRows>
+__device__ RowTile tile_of(const PagedArguments& a, int index, int sequence) {
   const int heads_of_group = a.shape.heads / a.shape.groups;
-  const int tiles = ceil_div(heads_of_group, kRows);
+  const int tiles = ceil_div(heads_of_group, kTileRows);
   const int group = index / tiles;
-  const int first_row = index % tiles * kRows;
+  const int first_row = index % tiles * kTileRows;
   const int group_row = group * heads_of_group + first_row;
   return {.sequence = sequence,
           .group = group,
           .group_row = group_row,
-          .rows = min(kRows, heads_of_group - first_row),
+          .rows = min(kTileRows, heads_of_group - first_row),
           .first_head = static_cast<std::int64_t>(sequence) * a.shape.heads + group_row,
           .length = a.lengths[sequence]};
 }
@@ -137,32 +141,34 @@ __device__ inline const std::int32_t* table_of(const PagedArguments& a, const Ro
 __device__ inline int first_key_of(const PagedArguments& a, const RowTile& tile) {
   return a.shape.window > 0 ? max(0, tile.length - a.shape.window) : 0;
 }
-// The place in a cache of a group's key or value of a position.
-template <int kDim>
-__device__ std::int64_t place_of(const PagedArguments& a,
-                                 const std::int32_t* table,
-                                 int position,
-                                 int group) {
+// The number in a cache of a group's key or value of a position.
+__device__ inline std::int64_t place_of(const PagedArguments& a,
+                                        const std::int32_t* table,
+                                        int position,
+                                        int group) {
   const std::int64_t slot = static_cast<std::int64_t>(table[position / kCacheBlock]) * kCacheBlock +
                             position % kCacheBlock;
-  return (slot * a.shape.groups + group) * kDim;
+  return slot * a.shape.groups + group;
 }
 // Zeros for a sequence without keys.
 template <int kDim>
 __device__ void write_zeros(const PagedArguments& a, const RowTile& tile) {
-  for (int i = static_cast<int>(threadIdx.x); i < tile.rows * kDim; i += kThreads)
+  for (int i = static_cast<int>(threadIdx.x); i < tile.rows * kDim;
+       i += static_cast<int>(blockDim.x))
     a.result[tile.first_head * kDim + i] = __float2bfloat16_rn(0);
 }
-// This lane's part of the rows of the query; zeros for rows that there are not.
+// This lane's part of 16 rows of the query, `first` and those behind; zeros for rows that there are
+// not.
 template <int kDim>
 __device__ void load_query(Fragment (&query)[kDim / kDepth],
                            const PagedArguments& a,
-                           const RowTile& tile) {
+                           const RowTile& tile,
+                           int first = 0) {
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
 #pragma unroll
   for (int step = 0; step < kDim / kDepth; ++step) {
     for (int part = 0; part < 4; ++part) {
-      const int row = lane / kQuad + (part % 2) * (kRows / 2);
+      const int row = first + lane / kQuad + (part % 2) * (kRows / 2);
       const int column = step * kDepth + lane % kQuad * 2 + (part / 2) * (kDepth / 2);
       query[step][part] = row < tile.rows ? *reinterpret_cast<const std::uint32_t*>(
                                                 a.query + (tile.first_head + row) * kDim + column)
@@ -172,7 +178,7 @@ __device__ void load_query(Fragment (&query)[kDim / kDepth],
 }
 
 // Begins to load a block of keys and their values; the end of one is waited for by its number.
-template <int kDim, int kKeys>
+template <int kDim, int kValues, int kKeys>
 __device__ void load_block(const PagedArguments& a,
                            __nv_bfloat16* key,
                            __nv_bfloat16* value,
@@ -182,28 +188,41 @@ __device__ void load_block(const PagedArguments& a,
                            int group) {
   constexpr int kChunks = kDim / kChunk;
   const Tile<kDim> keys{key};
-  const Tile<kDim> values{value};
+  const Tile<kValues> values{value};
 #pragma unroll
   for (int i = static_cast<int>(threadIdx.x); i < kKeys * kChunks; i += kThreads) {
     const int row = i / kChunks;
     const int chunk = i % kChunks;
     const int position = block * kKeys + row;
     const bool exists = position < length;
-    const std::int64_t at = exists ? place_of<kDim>(a, table, position, group) + chunk * kChunk : 0;
-    copy_async(keys.chunk(row, chunk), a.key + at, exists);
-    copy_async(values.chunk(row, chunk), a.value + at, exists);
+    const std::int64_t at = exists ? place_of(a, table, position, group) : 0;
+    const auto begin = [&](int channels) { return exists ? at * channels + chunk * kChunk : 0; };
+    copy_async(keys.chunk(row, chunk), a.key + begin(kDim), exists);
+    if (chunk < kValues / kChunk)
+      copy_async(values.chunk(row, chunk), a.value + begin(kValues), exists);
   }
+}
+
+// Makes of the first and last block of keys those of this thread block's share, which may have
+// none. Returns the shares that have some.
+__device__ inline int take_share(int& first_block, int& last_block) {
+  const int shares = static_cast<int>(cooperative_groups::this_cluster().num_blocks());
+  const int blocks = last_block - first_block + 1;
+  const int of_share = max(kLeastBlocksOfShare, ceil_div(blocks, shares));
+  last_block -= static_cast<int>(blockIdx.x) % shares * of_share;
+  first_block = max(first_block, last_block - of_share + 1);
+  return ceil_div(blocks, of_share);
 }
 
 // kStages: blocks of keys in shared memory, all but one of which are on their way. kShares: the
 // blocks of a cluster each have a part of the keys.
-template <int kDim, int kKeys, int kStages, bool kShares>
+template <int kDim, int kValues, int kKeys, int kStages, bool kShares>
 __device__ void attend(const PagedArguments& a,
                        const RowTile& of,
-                       Shared<kDim, kKeys, kStages>& shared) {
+                       Shared<kDim, kValues, kKeys, kStages>& shared) {
   constexpr int kKeysOfWarp = kKeys / kWarps;
   constexpr int kScoreTiles = kKeysOfWarp / kColumns;
-  constexpr int kChannelsOfWarp = kDim / kWarps;
+  constexpr int kChannelsOfWarp = kValues / kWarps;
   constexpr int kResultTiles = kChannelsOfWarp / kColumns;
   constexpr int kSteps = kDim / kDepth;
   const int group = of.group;
@@ -221,19 +240,15 @@ __device__ void attend(const PagedArguments& a,
   int first_block = first_key / kKeys;
   int shares_with_keys = 1;
   if constexpr (kShares) {
-    const int shares = static_cast<int>(cooperative_groups::this_cluster().num_blocks());
-    const int of_share = max(kLeastBlocksOfShare, ceil_div(last_block - first_block + 1, shares));
-    shares_with_keys = ceil_div(last_block - first_block + 1, of_share);
-    last_block -= static_cast<int>(blockIdx.x) % shares * of_share;
+    shares_with_keys = take_share(first_block, last_block);
     if (shares_with_keys == 1 && last_block < first_block) return;  // nobody reads its share
-    first_block = max(first_block, last_block - of_share + 1);
   }
   // The copies of each block form one group; blocks before the first get an empty group.
   const auto load = [&](int block) {
     const int stage = (last_block - block) % kStages;
     if (block >= first_block) {
-      load_block<kDim, kKeys>(a, shared.key[stage], shared.value[stage], block, length, table,
-                              group);
+      load_block<kDim, kValues, kKeys>(a, shared.key[stage], shared.value[stage], block, length,
+                                       table, group);
     }
     commit_copies();
   };
@@ -340,7 +355,7 @@ __device__ void attend(const PagedArguments& a,
 #pragma unroll
       for (int i = 0; i < 4; ++i) result[tile][i] = __fmul_rn(result[tile][i], growth[i / 2]);
     }
-    const Tile<kDim> values{shared.value[stage]};
+    const Tile<kValues> values{shared.value[stage]};
     const Tile<kKeys> weights{shared.weights};
 #pragma unroll
     for (int step = 0; step < kKeys / kDepth; ++step) {
@@ -362,8 +377,8 @@ __device__ void attend(const PagedArguments& a,
       sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, distance));
   }
   if (kShares && shares_with_keys > 1) {
-    static_assert(sizeof(Share<kDim>) <= sizeof(shared.key));
-    auto& mine = *reinterpret_cast<Share<kDim>*>(shared.key);
+    static_assert(sizeof(Share<kValues>) <= sizeof(shared.key));
+    auto& mine = *reinterpret_cast<Share<kValues>*>(shared.key);
     wait_for_all_but<0>();
     __syncthreads();  // all have read their keys
 #pragma unroll
@@ -379,7 +394,7 @@ __device__ void attend(const PagedArguments& a,
       mine.maximum[summed_row] = summed_maximum;
       mine.sum[summed_row] = sum;
     }
-    join_shares<kDim>(a, mine, shares_with_keys, rows, of.group_row, a.result + first_head * kDim);
+    join_shares(a, mine, shares_with_keys, rows, of.group_row, a.result + first_head * kValues);
     return;
   }
   if (sums) {
@@ -399,11 +414,38 @@ __device__ void attend(const PagedArguments& a,
       if (row >= rows) continue;
       const int channel = warp * kChannelsOfWarp + tile * kColumns + quad_lane * 2;
       const float factor = shared.inverse_sum[row];
-      *reinterpret_cast<__nv_bfloat162*>(a.result + (first_head + row) * kDim + channel) =
+      *reinterpret_cast<__nv_bfloat162*>(a.result + (first_head + row) * kValues + channel) =
           __floats2bfloat162_rn(__fmul_rn(result[tile][half * 2], factor),
                                 __fmul_rn(result[tile][half * 2 + 1], factor));
     }
   }
 }
+
+// Thread blocks of a cluster for each of `blocks`, so that they fill each multiprocessor about
+// twice.
+inline int shares_of(int blocks) {
+  int shares = 1;
+  while (shares < kMostShares && blocks * shares <= kMultiprocessors) shares *= 2;
+  return shares;
+}
+
+// Launches clusters of `cluster` blocks for each block of `grid`, or no clusters.
+inline cudaError_t launch_rows(void (*kernel)(PagedArguments),
+                               std::size_t bytes,
+                               int cluster,
+                               const PagedArguments& arguments,
+                               dim3 grid,
+                               cudaStream_t stream,
+                               int threads = kThreads) {
+  const auto error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                          static_cast<int>(bytes));
+  if (error != cudaSuccess) return error;
+  const auto blocks = static_cast<unsigned>(cluster);
+  grid.x *= blocks;
+  return launch_dependent_clusters(kernel, blocks, grid, threads, bytes, stream, arguments);
+}
+
+// The kernel for latents: keys of 576 channels, whose first 512 are the values (paged_latents.cu).
+cudaError_t paged_latents(const PagedArguments& arguments, cudaStream_t stream);
 
 }  // namespace ferry::models::launch

@@ -198,8 +198,9 @@ cudaError_t logits_to_gradient(void* logits,
                                Element element,
                                cudaStream_t stream);
 
-// The kernel of models/kernels/attention/paged_attention.h, for bf16 heads of 64, 128 or 256
-// channels in blocks of 64 keys.
+// The kernels of models/kernels/attention/paged_attention.h, for bf16 in blocks of 64 keys: heads
+// of 64, 128 or 256 channels, of 192 with values of 128, or of 576 in one group, the first 512 of
+// which are the values; `value` is not read then, and neither are sinks, window and in_order.
 struct PagedAttentionShape {
   int sequences = 0;
   int heads = 0;

@@ -6,9 +6,12 @@
 #include <limits>
 #include <optional>
 #include <string>
+#include <type_traits>
+#include <variant>
 #include <vector>
 
 #include "converter/families/hf_config.h"
+#include "converter/families/megatron_fields.h"
 #include "converter/optimizer/common_state.h"
 #include "distckpt/storage/file_io.h"
 #include "tests/support/expect.h"
@@ -59,6 +62,44 @@ TEST(MegatronArgs, TellEveryFamilyBack) {
     ASSERT_TRUE(args.has_value());
     EXPECT_NO_THROW(require_same_model(*args, config, "args", path.string()));
     EXPECT_EQ(*args, config);
+  }
+}
+
+// Each member that arguments hold as it is, but those that others leave at their default.
+TEST(MegatronArgs, ContradictAConfigurationInAnyMember) {
+  for (const auto* name : {"hf_deepseek_v3", "hf_qwen3_next", "hf_nemotron_h"}) {
+    const auto path = support::test_data(name) / "hf/config.json";
+    const auto config = parse_hf_config(distckpt::read_text(path), path.string());
+    int told = 0;
+    const auto contradict = [&](const auto& fields) {
+      for (const auto& any : fields) {
+        std::visit(
+            [&](const auto& field) {
+              auto other = config;
+              auto& member = other.*field.member;
+              using Value = std::remove_reference_t<decltype(member)>;
+              if constexpr (std::is_same_v<Value, bool>)
+                member = !member;
+              else
+                member += 1;
+              if (field.compared == Compared::kNever || member == field.otherwise) return;
+              ++told;
+              EXPECT_TRUE(fails(ErrorKind::kCorrupt, {std::string(field.argument)},
+                                [&] { require_same_model(other, config, "args", "here"); }))
+                  << name << " " << field.argument;
+            },
+            any);
+      }
+    };
+    contradict(kModelFields);
+    contradict(kRotaryFields);
+    contradict(kBiasFields);
+    contradict(kHeadFields);
+    contradict(kLinearAttentionFields);
+    contradict(kMambaFields);
+    if (config.num_moe_experts > 0) contradict(kRouterFields);
+    if (config.multi_latent_attention) contradict(kLatentFields);
+    EXPECT_GT(told, 15);
   }
 }
 

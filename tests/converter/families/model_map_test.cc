@@ -136,6 +136,7 @@ TEST(ModelMap, TakesExpertsOfOneTensorInEitherOrientation) {
 TEST(ModelMap, LaysABiasThatIsARowFlat) {
   auto config = example();
   config.family = "ernie4_5_moe";
+  config.traits.moe_router_parameter_in_fp32 = true;
   config.num_moe_experts = 5;
   config.moe_layer_freq = {true};
   config.moe_ffn_hidden_size = 4;

@@ -95,6 +95,22 @@ def check_equal(checkpoint, reference, *options):
     return report
 
 
+def test_routers_of_ernie_keep_the_numbers_of_fp32_in_models_of_bf16(references, tmp_path):
+    import torch
+    from safetensors.torch import load_file, save_file
+    shutil.copytree(hf("ernie4_5_moe"), tmp_path / "hf")
+    (file,) = (tmp_path / "hf").glob("*.safetensors")
+    generator = torch.Generator().manual_seed(3)
+    tensors = {name: 0.3 * torch.randn(tensor.shape, generator=generator) if name.endswith("mlp.gate.weight") else tensor
+               for name, tensor in load_file(file).items()}
+    save_file(tensors, file, metadata={"format": "pt"})
+    reference = references(tmp_path / "hf")
+    for options in ((), ("--packed",), ("--tp", 2, "--ep", 2)):
+        check_equal(tmp_path / "hf", reference, *options)
+    run_ok("convert", tmp_path / "hf", tmp_path / "megatron", "--to", "megatron", "--tp", 2, "--ep", 2)
+    check_equal(tmp_path / "megatron", reference)
+
+
 @pytest.mark.parametrize("model", DENSE + EXPERTS + SIX_EXPERTS + HYBRID + HYBRID_EXPERTS)
 def test_one_rank_gives_the_bits_of_transformers_in_every_module(model, references):
     for options in ((), ("--packed",)):

@@ -20,55 +20,54 @@ struct Heads {
 
 TEST_F(CudaKernels, AttentionRowsDoNotDependOnPackingOrChunks) {
   for (const auto& [heads, groups, dim, value_dim] :
-       {Heads{12, 2, 128, 128}, Heads{14, 2, 64, 64}, Heads{16, 16, 192, 128}})
-    for (const auto kernel : {GpuAttention::kFlash, GpuAttention::kCudnn}) {
-      if (kernel == GpuAttention::kFlash && dim != value_dim) continue;
-      const std::int64_t length = 700;
-      const auto query = random({length, heads, dim});
-      const auto key = random({length, groups, dim});
-      const auto value = random({length, groups, value_dim});
-      const AttentionOptions options{.scale = 1 / std::sqrt(static_cast<double>(dim)),
-                                     .alignment = Alignment::kBitwise};
-      const auto run = [&](const std::vector<AttentionSegment>& segments) {
-        return attention_cuda(query, key, value, segments, options, kernel);
-      };
-      const auto whole = run({{0, length, 0, length}});
-      const auto name = std::to_string(heads) + "x" + std::to_string(dim) + " kernel " +
-                        std::to_string(static_cast<int>(kernel));
-      for (const std::int64_t rows : {2, 16, 100, 300})
-        EXPECT_TRUE(
-            same_bytes(run({{0, rows, 0, rows}}).narrow(0, 0, rows), whole.narrow(0, 0, rows)))
-            << name << ", prefix of " << rows;
-      for (const std::int64_t at : {16, 129, 699})
-        EXPECT_TRUE(same_bytes(run({{at, 1, 0, at + 1}}).narrow(0, at, 1), whole.narrow(0, at, 1)))
-            << name << ", row " << at;
-      const auto chunks = run({{0, 200, 0, 200}, {200, 150, 0, 350}, {350, 350, 0, 700}});
-      EXPECT_TRUE(same_bytes(chunks, whole)) << name << ", chunks";
-      const auto packed = run({{100, 250, 100, 250}, {400, 300, 400, 300}});
-      for (const std::int64_t begin : {100, 400}) {
-        const auto size = begin == 100 ? 250 : 300;
-        const auto alone =
-            attention_cuda(query.narrow(0, begin, size), key.narrow(0, begin, size),
-                           value.narrow(0, begin, size), {{0, size, 0, size}}, options, kernel);
-        EXPECT_TRUE(same_bytes(packed.narrow(0, begin, size), alone)) << name << ", packed";
-      }
-      EXPECT_EQ(packed.narrow(0, 350, 50).abs().max().item<float>(), 0) << name << ", gap";
+       {Heads{12, 2, 128, 128}, Heads{14, 2, 64, 64}, Heads{16, 16, 192, 128}}) {
+    const std::int64_t length = 700;
+    const auto query = random({length, heads, dim});
+    const auto key = random({length, groups, dim});
+    const auto value = random({length, groups, value_dim});
+    const AttentionOptions options{.scale = 1 / std::sqrt(static_cast<double>(dim)),
+                                   .alignment = Alignment::kBitwise};
+    const auto run = [&](const std::vector<AttentionSegment>& segments) {
+      return attention_cuda(query, key, value, segments, options);
+    };
+    const auto whole = run({{0, length, 0, length}});
+    const auto name = std::to_string(heads) + "x" + std::to_string(dim);
+    for (const std::int64_t rows : {2, 16, 100, 300})
+      EXPECT_TRUE(
+          same_bytes(run({{0, rows, 0, rows}}).narrow(0, 0, rows), whole.narrow(0, 0, rows)))
+          << name << ", prefix of " << rows;
+    for (const std::int64_t at : {16, 129, 699})
+      EXPECT_TRUE(same_bytes(run({{at, 1, 0, at + 1}}).narrow(0, at, 1), whole.narrow(0, at, 1)))
+          << name << ", row " << at;
+    const auto chunks = run({{0, 200, 0, 200}, {200, 150, 0, 350}, {350, 350, 0, 700}});
+    EXPECT_TRUE(same_bytes(chunks, whole)) << name << ", chunks";
+    const auto packed = run({{100, 250, 100, 250}, {400, 300, 400, 300}});
+    for (const std::int64_t begin : {100, 400}) {
+      const auto size = begin == 100 ? 250 : 300;
+      const auto alone =
+          attention_cuda(query.narrow(0, begin, size), key.narrow(0, begin, size),
+                         value.narrow(0, begin, size), {{0, size, 0, size}}, options);
+      EXPECT_TRUE(same_bytes(packed.narrow(0, begin, size), alone)) << name << ", packed";
     }
+    EXPECT_EQ(packed.narrow(0, 350, 50).abs().max().item<float>(), 0) << name << ", gap";
+  }
 }
 
+// Sequences of one length in kFast.
 TEST_F(CudaKernels, CudnnsAttentionIsThatOfHuggingFacesSdpa) {
   for (const auto& [heads, groups, dim, value_dim] :
        {Heads{12, 2, 128, 128}, Heads{16, 16, 192, 128}}) {
-    const auto query = random({300, heads, dim});
-    const auto key = random({300, groups, dim});
-    const auto value = random({300, groups, value_dim});
+    const std::int64_t length = 256;
+    const auto query = random({length, heads, dim});
+    const auto key = random({length, groups, dim});
+    const auto value = random({length, groups, value_dim});
     const auto batch = [](const at::Tensor& x) { return x.unsqueeze(0).transpose(1, 2); };
     const auto expected =
         at::scaled_dot_product_attention(batch(query), batch(key), batch(value), std::nullopt, 0.0,
                                          true, 0.1, groups != heads)
             .transpose(1, 2)[0];
-    const auto got =
-        attention_cuda(query, key, value, {{0, 300, 0, 300}}, {.scale = 0.1}, GpuAttention::kCudnn);
+    const auto got = attention_cuda(query, key, value, {{0, length, 0, length}},
+                                    {.scale = 0.1, .alignment = Alignment::kFast});
     EXPECT_TRUE(same_bytes(got, expected)) << dim;
   }
 }
@@ -91,8 +90,7 @@ TEST_F(CudaKernels, AttentionsGradientsComeBackTheSameEachTimeAndNearFp64) {
             const auto q = query.clone().requires_grad_();
             const auto k = key.clone().requires_grad_();
             const auto v = value.clone().requires_grad_();
-            attention_cuda(q, k, v, segments, options, gpu_attention_of(dim, value_dim))
-                .backward(grad);
+            attention_cuda(q, k, v, segments, options).backward(grad);
             return std::vector<at::Tensor>{q.grad(), k.grad(), v.grad()};
           };
           const auto first = run();

@@ -19,6 +19,7 @@ using GenerationKernels = CudaKernels;
 
 struct Heads {
   std::int64_t heads, groups, dim;
+  std::int64_t value_dim = dim;
 };
 
 // Lengths at both sides of what a block of the cache, and of flash's keys, has.
@@ -34,9 +35,9 @@ TEST_F(GenerationKernels, DecodedRowsAreThoseOfThePrefill) {
                               {4400},  // few are computed by clusters
                               {4097, 385},
                               {513, 1, 0, 2560}})
-    for (const auto& [heads, groups, dim] :
+    for (const auto& [heads, groups, dim, value_dim] :
          {Heads{12, 2, 128}, Heads{32, 8, 128}, Heads{40, 2, 128}, Heads{14, 2, 64},
-          Heads{16, 2, 256}})
+          Heads{16, 2, 256}, Heads{16, 16, 192, 128}})
       for (const auto window : {std::optional<std::int64_t>(), std::optional<std::int64_t>(100),
                                 std::optional<std::int64_t>(1030)}) {
         const auto sequences = static_cast<std::int64_t>(lengths.size());
@@ -44,7 +45,7 @@ TEST_F(GenerationKernels, DecodedRowsAreThoseOfThePrefill) {
             .scale = 0.08, .window = window, .alignment = Alignment::kBitwise};
         const auto query = random({sequences, heads, dim});
         PagedKeys keys{.key = random({sequences * kMaxBlocks, kBlockSize, groups, dim}),
-                       .value = random({sequences * kMaxBlocks, kBlockSize, groups, dim})};
+                       .value = random({sequences * kMaxBlocks, kBlockSize, groups, value_dim})};
         const auto tables =
             at::randperm(sequences * kMaxBlocks, ints).view({sequences, kMaxBlocks}).contiguous();
         keys.block_tables = tables.cuda();
@@ -61,9 +62,8 @@ TEST_F(GenerationKernels, DecodedRowsAreThoseOfThePrefill) {
           };
           auto rows = random({length, heads, dim});
           rows[length - 1].copy_(query[i]);
-          const auto whole =
-              attention_cuda(rows, all(keys.key), all(keys.value), {{0, length, 0, length}},
-                             options, GpuAttention::kFlash);
+          const auto whole = attention_cuda(rows, all(keys.key), all(keys.value),
+                                            {{0, length, 0, length}}, options);
           EXPECT_TRUE(same_bytes(got[i], whole[length - 1]))
               << dim << " " << groups << " " << length;
         }
@@ -74,8 +74,9 @@ TEST_F(GenerationKernels, DecodedRowsAreThoseOfThePrefill) {
 TEST_F(GenerationKernels, FewDecodedRowsThatShareOutTheirKeysAreNearThoseOfProducts) {
   constexpr std::int64_t kMaxBlocks = 140;
   const auto ints = at::TensorOptions().dtype(at::kInt);
-  for (const auto& [heads, groups, dim] : {Heads{12, 2, 128}, Heads{32, 8, 128}, Heads{40, 2, 128},
-                                           Heads{14, 2, 64}, Heads{64, 8, 64}, Heads{16, 2, 256}})
+  for (const auto& [heads, groups, dim, value_dim] :
+       {Heads{12, 2, 128}, Heads{32, 8, 128}, Heads{40, 2, 128}, Heads{14, 2, 64}, Heads{64, 8, 64},
+        Heads{16, 2, 256}, Heads{16, 16, 192, 128}})
     for (const auto& lengths :
          {std::vector<std::int64_t>{8900}, {1, 0, 65, 513, 1024, 4100, 8960, 17}})
       for (const bool windowed : {false, true})
@@ -86,7 +87,7 @@ TEST_F(GenerationKernels, FewDecodedRowsThatShareOutTheirKeysAreNearThoseOfProdu
           if (sinks) options.sinks = random({heads}) * 4;
           const auto query = random({sequences, heads, dim});
           PagedKeys keys{.key = random({sequences * kMaxBlocks, 64, groups, dim}),
-                         .value = random({sequences * kMaxBlocks, 64, groups, dim})};
+                         .value = random({sequences * kMaxBlocks, 64, groups, value_dim})};
           keys.block_tables =
               at::randperm(sequences * kMaxBlocks, ints).view({sequences, kMaxBlocks}).cuda();
           keys.lengths = at::tensor(lengths, ints).cuda();
@@ -103,6 +104,47 @@ TEST_F(GenerationKernels, FewDecodedRowsThatShareOutTheirKeysAreNearThoseOfProdu
               << heads << " heads of " << dim << ", " << sequences << " sequences, "
               << (wide(got) - expected).abs().max().item<float>();
         }
+}
+
+// All heads of a sequence read its latents once, few sequences in shares.
+TEST_F(GenerationKernels, DecodedRowsOverLatentsAreNearThoseOfProducts) {
+  constexpr std::int64_t kLatent = 512;
+  constexpr std::int64_t kMaxBlocks = 70;
+  const auto ints = at::TensorOptions().dtype(at::kInt);
+  const AttentionOptions options{.scale = 0.07, .alignment = Alignment::kFast};
+  const std::vector<std::int64_t> many(150, 300);
+  for (const std::int64_t heads : {1, 16, 20, 64, 128})
+    for (const auto& lengths :
+         {std::vector<std::int64_t>{4470}, many, {1, 0, 64, 65, 257, 513, 1024, 4100, 4480, 17}}) {
+      const auto sequences = static_cast<std::int64_t>(lengths.size());
+      const auto query = random({sequences, heads, kLatent + 64});
+      const auto cache = random({sequences * kMaxBlocks, 64, 1, kLatent + 64});
+      const PagedKeys keys{
+          .key = cache,
+          .value = cache.narrow(3, 0, kLatent),
+          .block_tables =
+              at::randperm(sequences * kMaxBlocks, ints).view({sequences, kMaxBlocks}).cuda(),
+          .lengths = at::tensor(lengths, ints).cuda()};
+      const auto got = paged_attention_cuda(query, keys, options);
+      EXPECT_TRUE(same_bytes(paged_attention_cuda(query, keys, options), got));
+      for (std::int64_t i = 0; i < sequences; i += sequences / 10 + 1) {
+        const auto length = lengths[static_cast<std::size_t>(i)];
+        if (length == 0) {
+          EXPECT_EQ(got[i].count_nonzero().item<std::int64_t>(), 0);
+          continue;
+        }
+        const auto latents = cache.index_select(0, keys.block_tables[i])
+                                 .view({-1, kLatent + 64})
+                                 .narrow(0, 0, length)
+                                 .to(at::kFloat);
+        const auto weights =
+            at::softmax(at::matmul(query[i].to(at::kFloat), latents.t()) * options.scale, -1);
+        const auto expected = at::matmul(weights, latents.narrow(1, 0, kLatent));
+        EXPECT_TRUE(at::allclose(got[i].to(at::kFloat), expected, 2e-2, 4e-3))
+            << heads << " heads, " << length << " keys, "
+            << (got[i].to(at::kFloat) - expected).abs().max().item<float>();
+      }
+    }
 }
 
 TEST_F(GenerationKernels, RowsGoIntoTheirSlotsOrNowhere) {

@@ -71,6 +71,21 @@ TEST(RunPlan, CountsTheActivationsOfEachTokenAndLayer) {
   EXPECT_EQ(bytes.logits, 4096LL * 128256 * 2 + 128256LL * 4096 * (4 + 2));
 }
 
+// The gradient of a half of the output layer is smaller than the logits of both ranks, as they
+// arrive and in one piece.
+TEST(RunPlan, CountsTheLogitsThatTensorParallelRanksGatherInBitwise) {
+  for (const auto alignment : {models::Alignment::kFast, models::Alignment::kBitwise}) {
+    auto config = grpo();
+    config.actor.megatron.parallel.tensor_model_parallel_size = 2;
+    config.actor.megatron.alignment = alignment;
+    config.actor.ppo_max_token_len_per_gpu = 6144;
+    const auto bytes = bytes_in(plan_of(config), "update_actor");
+    const auto beside = alignment == models::Alignment::kBitwise ? 2 * 4096LL * 128256 * 2
+                                                                 : 128256LL / 2 * 4096 * (4 + 2);
+    EXPECT_EQ(bytes.logits, 4096LL * 128256 / 2 * 2 + beside);
+  }
+}
+
 // Measured on four H200: 101.7 GiB, of the tensors, while the cache is there.
 TEST(RunPlan, IsWithinATenthOfThePeakThatWasMeasured) {
   auto config = grpo();
