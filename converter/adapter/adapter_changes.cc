@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <string_view>
 
+#include "converter/adapter/base_names.h"
 #include "converter/adapter/expert_modules.h"
 #include "converter/adapter/lora_settings.h"
 #include "converter/adapter/open_adapter.h"
@@ -61,11 +63,22 @@ void add_expert_changes(const ModelMap& base,
   }
 }
 
+// A factor that has to be the transpose of another one.
+struct TiedFactor {
+  std::string factor{};
+  std::string transposed{};
+  std::int64_t rows = 0;  // of the second
+};
+
 // An adapter of PEFT. Its tensors are those of its file.
 class PeftChanges {
  public:
-  PeftChanges(const fs::path& folder, const ModelMap& base)
-      : base_(base), folder_(folder), settings_(folder / kAdapterConfig), experts_(base) {
+  PeftChanges(const fs::path& folder, const Checkpoint& base)
+      : base_(base.map),
+        names_(base),
+        folder_(folder),
+        settings_(folder / kAdapterConfig),
+        experts_(base_) {
     settings_.refuse("modules_to_save");
   }
 
@@ -85,6 +98,7 @@ class PeftChanges {
     for (const auto& tensor : checkpoint.tensors) {
       const auto key = settings_.parse_key(tensor.name, source_);
       modules_[key.module].emplace(key.part, &tensor);
+      peft_modules_.insert(peft_module(base_, key.module));
     }
     require(!modules_.empty(), ErrorKind::kCorrupt, "{}: changes nothing", source_);
     for (const auto& [module, parts] : modules_) add_module(module, parts);
@@ -93,6 +107,7 @@ class PeftChanges {
   }
 
   std::vector<AdaptedTensor> take() { return std::move(tensors_); }
+  const std::vector<TiedFactor>& tied() const { return tied_; }
 
  private:
   using Parts = std::map<std::string, const ModelTensor*>;
@@ -115,13 +130,48 @@ class PeftChanges {
 
   void add_module(const std::string& module, const Parts& parts) {
     const auto experts =
-        experts_.find(std::string(kPeftPrefix) + module, settings_, [&](const std::string& other) {
-          return modules_.contains(other.substr(kPeftPrefix.size()));
-        });
+        experts_.find(peft_module(base_, module), settings_,
+                      [&](const std::string& other) { return peft_modules_.contains(other); });
     if (experts) {
       add_experts(module, parts, *experts);
-    } else {
+    } else if (!is_second_end(module, parts)) {
       tensors_.push_back(adapted_tensor(module, parts));
+      adapted_parameters_.push_back(module + ".weight");
+    }
+  }
+
+  // True of the output layer of an adapter that changes it and the embedding, which are one tensor,
+  // alike. PEFT's merge changes both ends by what was trained for one, or by the change of both.
+  bool is_second_end(const std::string& module, const Parts& parts) {
+    const auto found = names_.find(module + ".weight");
+    const bool is_head = found.is_copy && !is_prediction_tensor(base_.config, found.name);
+    const bool is_end = is_head || found.name == base_.family->names->embedding();
+    const bool has_factors = parts.size() > (parts.contains("base_layer") ? 1 : 0);
+    if (!base_.config.is_tied() || !is_end || !has_factors) return false;
+    if (settings_.ties_weights()) {
+      if (is_head) add_tied(module, parts);
+      return is_head;
+    }
+    throw Error(
+        ErrorKind::kLayout,
+        fmt::format("{}: {}: the base has one tensor for embedding and output layer, and the "
+                    "adapter was trained on one end without the other (ensure_weight_tying)",
+                    source_, module),
+        "merge it into a base with an output layer of its own: a copy of the embedding as "
+        "lm_head.weight, and tie_word_embeddings false in config.json");
+  }
+
+  // The factors are those of the embedding, the first for the second.
+  void add_tied(const std::string& module, const Parts& parts) {
+    const auto embedding = std::ranges::find_if(
+        modules_, [](const auto& one) { return one.second.contains("lora_embedding_A"); });
+    require(embedding != modules_.end(), ErrorKind::kCorrupt,
+            "{}: {}: ensure_weight_tying is set, but the embedding has no factors", source_,
+            module);
+    for (const auto& [part, other] :
+         {std::pair("lora_A", "lora_embedding_B"), std::pair("lora_B", "lora_embedding_A")}) {
+      const auto& transposed = factor(embedding->first, embedding->second, other);
+      tied_.push_back({factor(module, parts, part).name, transposed.name, transposed.shape[0]});
     }
   }
 
@@ -152,7 +202,7 @@ class PeftChanges {
   }
 
   AdaptedTensor adapted_tensor(const std::string& module, const Parts& parts) const {
-    AdaptedTensor tensor{.tensor = module + ".weight"};
+    AdaptedTensor tensor{.tensor = names_.find(module + ".weight").name};
     Shape base_shape;
     if (const auto base = parts.find("base_layer"); base != parts.end()) {
       require_matrix(*base->second);
@@ -193,26 +243,29 @@ class PeftChanges {
     return tensor;
   }
 
-  // Parameters that the settings name are those of experts.
+  // Parameters that the settings name are those of experts, or weights of modules.
   void require_named_parameters() const {
     for (const auto& name : settings_.target_parameters()) {
       const bool found = std::ranges::any_of(
-          adapted_parameters_, [&](const auto& adapted) { return adapted.ends_with(name); });
+          adapted_parameters_, [&](const auto& adapted) { return is_named(adapted, name); });
       require(found, ErrorKind::kLayout,
               "{}: target_parameters: {}: is not merged: the adapter has no factors of such "
-              "experts of the base",
+              "parameters of the base",
               source_, name);
     }
   }
 
   const ModelMap& base_;
+  BaseNames names_;
   fs::path folder_;
   LoraSettings settings_;
   ExpertModules experts_;
   std::string source_;
-  std::map<std::string, Parts> modules_;
+  std::map<std::string, Parts> modules_;  // by the adapter's names
+  std::set<std::string> peft_modules_;    // the same, by peft_module()
   std::vector<std::string> adapted_parameters_;
   std::vector<AdaptedTensor> tensors_;
+  std::vector<TiedFactor> tied_;
 };
 
 // An adapter of Megatron-Bridge or of FSDP by rank, whose factors have PEFT's names here
@@ -244,8 +297,17 @@ std::vector<AdaptedTensor> changes_of(const Adapter& adapter, const ModelMap& ba
                          .rank = one.rank,
                          .scaling = adapter.scaling[i],
                          .a = a,
-                         .b = factor_prefix(tensor.name) + ".lora_B.weight"});
+                         .b = factor_prefix(base, tensor.name) + ".lora_B.weight"});
     }
+  }
+  for (const auto& one : adapter.tower) {
+    tensors.push_back({.tensor = one.tensor.name,
+                       .rows = one.tensor.shape[0],
+                       .columns = one.tensor.shape[1],
+                       .rank = one.rank,
+                       .scaling = one.scaling,
+                       .a = one.prefix + ".lora_A.weight",
+                       .b = one.prefix + ".lora_B.weight"});
   }
   return tensors;
 }
@@ -281,9 +343,10 @@ distckpt::Digest digest_of(const distckpt::SourceFiles& files, const std::option
 }  // namespace
 
 AdapterChanges::AdapterChanges(const fs::path& path,
-                               const ModelMap& base,
+                               const Checkpoint& base,
                                const std::optional<double>& alpha) {
   auto checkpoint = std::make_shared<Checkpoint>();
+  std::vector<TiedFactor> tied;
   if (const auto folder = find_peft(path)) {
     require(!alpha, ErrorKind::kUsage, "{}: says its alpha itself; --lora-alpha is of others",
             (*folder / kAdapterConfig).string());
@@ -293,14 +356,20 @@ AdapterChanges::AdapterChanges(const fs::path& path,
     *checkpoint = changes.open();
     checkpoint->files = files;
     tensors_ = changes.take();
+    tied = changes.tied();
   } else {
     auto adapter = open_adapter(path, base, {.alpha = alpha});
-    tensors_ = changes_of(adapter, base);
+    tensors_ = changes_of(adapter, base.map);
     *checkpoint = std::move(adapter.checkpoint);
   }
   checkpoint->files->settle();
   identity_ = digest_of(*checkpoint->files, alpha);
   parts_ = std::make_unique<const CheckpointParts>(std::move(checkpoint));
+  for (const auto& one : tied) {
+    require(*whole(one.factor) == transposed(*whole(one.transposed), one.rows), ErrorKind::kLayout,
+            "{}: {}: ensure_weight_tying is set, but it is not the transpose of {}", path.string(),
+            one.factor, one.transposed);
+  }
 }
 
 std::vector<float> AdapterChanges::read(const std::string& name,

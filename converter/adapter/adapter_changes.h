@@ -52,7 +52,7 @@ class AdapterChanges {
   // that is not merged (weights that are saved whole, biases, fan_in_fan_out), naming the setting,
   // and Error(kCorrupt) for factors that do not fit together.
   AdapterChanges(const std::filesystem::path& path,
-                 const ModelMap& base,
+                 const Checkpoint& base,
                  const std::optional<double>& alpha);
 
   const std::vector<AdaptedTensor>& tensors() const { return tensors_; }

@@ -33,43 +33,68 @@ std::string last_name(const std::string& name) {
   return name.substr(name.rfind('.') + 1);
 }
 
-// Modules by their last name where the base has no other of that name, else whole. `of_all` counts
-// the base's modules by their last name.
-std::vector<std::string> targets(const std::set<std::string>& modules,
-                                 const std::map<std::string, std::int64_t>& of_all,
+constexpr std::size_t kWhole = std::string::npos;
+
+// The last names of a whole name.
+std::string ending(const std::string& name, std::size_t names_kept) {
+  auto at = name.size();
+  for (std::size_t i = 0; i < names_kept && at != name.npos; ++i) at = name.rfind('.', at - 1);
+  return at == name.npos ? name : name.substr(at + 1);
+}
+
+// What is adapted, by its last names where the base has nothing else that ends so, else whole.
+std::vector<std::string> targets(const std::set<std::string>& adapted,
+                                 const std::set<std::string>& all,
                                  std::size_t names_kept) {
-  std::map<std::string, std::vector<std::string>> by_name;
-  for (const auto& module : modules) by_name[last_name(module)].push_back(module);
+  std::map<std::string, std::int64_t> counts;
+  for (const auto& name : all) ++counts[ending(name, names_kept)];
+  std::map<std::string, std::vector<std::string>> by_ending;
+  for (const auto& name : adapted) by_ending[ending(name, names_kept)].push_back(name);
   std::vector<std::string> listed;
-  for (const auto& [name, those] : by_name) {
-    if (std::ssize(those) < of_all.at(name)) {
+  for (const auto& [end, those] : by_ending) {
+    if (std::ssize(those) == counts.at(end)) {
+      listed.push_back(end);
+    } else {
       listed.insert(listed.end(), those.begin(), those.end());
-      continue;
     }
-    auto at = those.front().size();
-    for (std::size_t i = 0; i < names_kept; ++i) at = those.front().rfind('.', at - 1);
-    listed.push_back(those.front().substr(at + 1));
   }
   return listed;
 }
 
-// The modules that PEFT adapts, by name: linear layers, and parameters of experts.
+// What PEFT adapts, by name: modules, and parameters of others (target_parameters).
 struct PeftModules {
   std::set<std::string> linear{};
-  std::set<std::string> experts{};
+  std::set<std::string> parameters{};
 
   void add(const ModelMap& base, const MegatronTensor& of, int part, ExpertNames names) {
     const auto merged = merged_tensors(of);
     if (of.expert && names == ExpertNames::kTogether) {
       const auto name =
-          experts_prefix(base.tensors[merged.front()].name).substr(kPeftPrefix.size());
-      experts.insert(name + (of.merge == Merge::kGateUp ? ".gate_up_proj" : ".down_proj"));
+          experts_prefix(base, base.tensors[merged.front()].name).substr(kPeftPrefix.size());
+      parameters.insert(name + (of.merge == Merge::kGateUp ? ".gate_up_proj" : ".down_proj"));
       return;
     }
     for (std::size_t i = 0; i < merged.size(); ++i) {
       if (part != AdaptedParameter::kFused && static_cast<std::size_t>(part) != i) continue;
-      linear.insert(factor_prefix(base.tensors[merged[i]].name).substr(kPeftPrefix.size()));
+      const auto name =
+          factor_prefix(base, base.tensors[merged[i]].name).substr(kPeftPrefix.size());
+      if (names == ExpertNames::kTogether && is_parameter(base, of, last_name(name))) {
+        parameters.insert(name + ".weight");
+      } else {
+        linear.insert(name);
+      }
     }
+  }
+
+ private:
+  // Routers are no linear layers to transformers 5. In a model with experts PEFT takes modules of
+  // these names for those that experts had in transformers 4
+  // (peft/utils/transformers_weight_conversion.py, _MOE_TARGET_MODULE_MAPPING).
+  static bool is_parameter(const ModelMap& base, const MegatronTensor& of, std::string_view name) {
+    constexpr std::array<std::string_view, 3> kOfExperts{"gate_proj", "up_proj", "down_proj"};
+    if (of.key.find(".router.") != of.key.npos) return true;
+    return base.config.num_moe_experts > 0 &&
+           std::ranges::find(kOfExperts, name) != kOfExperts.end();
   }
 };
 
@@ -110,12 +135,6 @@ void require_one_rank_and_alpha(const Adapter& adapter,
   }
 }
 
-std::map<std::string, std::int64_t> count_names(const std::set<std::string>& modules) {
-  std::map<std::string, std::int64_t> counts;
-  for (const auto& module : modules) ++counts[last_name(module)];
-  return counts;
-}
-
 }  // namespace
 
 std::string peft_config(const Adapter& adapter, const ModelMap& base, ExpertNames experts) {
@@ -134,36 +153,45 @@ std::string peft_config(const Adapter& adapter, const ModelMap& base, ExpertName
     const auto& one = adapter.adapted[i];
     PeftModules here;
     here.add(base, base.megatron[one.megatron], one.part, experts);
-    for (auto* names : {&here.linear, &here.experts}) {
+    for (auto* names : {&here.linear, &here.parameters}) {
       for (const auto& name : *names) {
         ranks.add(name, one.rank);
         alphas.add(name, as_number(alpha_of(adapter, i)));
       }
     }
     adapted.linear.merge(here.linear);
-    adapted.experts.merge(here.experts);
+    adapted.parameters.merge(here.parameters);
+  }
+  for (const auto& one : adapter.tower) {
+    const auto name = one.prefix.substr(kPeftPrefix.size());
+    adapted.linear.insert(name);
+    ranks.add(name, one.rank);
+    alphas.add(name, as_number(static_cast<double>(one.scaling) * static_cast<double>(one.rank)));
   }
   for (const auto& tensor : base.megatron) {
     if (tensor.shape.rank() == 2) all.add(base, tensor, AdaptedParameter::kFused, experts);
   }
-  ordered_json config{{"peft_type", "LORA"},
-                      {"task_type", adapter.task_type},
-                      {"base_model_name_or_path", nullptr},
-                      {"bias", "none"},
-                      {"fan_in_fan_out", false},
-                      {"inference_mode", true},
-                      {"init_lora_weights", true},
-                      {"lora_alpha", alphas.usual()},
-                      {"lora_dropout", 0.0},
-                      {"modules_to_save", nullptr},
-                      {"r", ranks.usual()},
-                      {"rank_pattern", ranks.others()},
-                      {"alpha_pattern", alphas.others()},
-                      {"target_modules", targets(adapted.linear, count_names(all.linear), 1)},
-                      {"use_dora", false},
-                      {"use_rslora", false}};
-  if (!adapted.experts.empty())
-    config["target_parameters"] = targets(adapted.experts, count_names(all.experts), 3);
+  // Modules of a tower may end in the same names.
+  const bool is_seeing = !base.family->names->carried.empty();
+  ordered_json config{
+      {"peft_type", "LORA"},
+      {"task_type", adapter.task_type},
+      {"base_model_name_or_path", nullptr},
+      {"bias", "none"},
+      {"fan_in_fan_out", false},
+      {"inference_mode", true},
+      {"init_lora_weights", true},
+      {"lora_alpha", alphas.usual()},
+      {"lora_dropout", 0.0},
+      {"modules_to_save", nullptr},
+      {"r", ranks.usual()},
+      {"rank_pattern", ranks.others()},
+      {"alpha_pattern", alphas.others()},
+      {"target_modules", targets(adapted.linear, all.linear, is_seeing ? kWhole : 1)},
+      {"use_dora", false},
+      {"use_rslora", false}};
+  if (!adapted.parameters.empty())
+    config["target_parameters"] = targets(adapted.parameters, all.parameters, 3);
   if (!adapter.config.empty()) {
     const auto found = distckpt::parse_ordered_json(adapter.config, kAdapterConfig);
     for (const auto* key : {"task_type", "base_model_name_or_path", "revision"})
@@ -173,6 +201,10 @@ std::string peft_config(const Adapter& adapter, const ModelMap& base, ExpertName
 }
 
 void require_servable(const Adapter& adapter, const ModelMap& base) {
+  require(
+      adapter.tower.empty(), ErrorKind::kLayout,
+      "{}: is of a vision tower; of an adapter vLLM and SGLang take the language model's factors",
+      adapter.tower.empty() ? "" : adapter.tower.front().prefix);
   require_one_rank_and_alpha(adapter, base, "vLLM and SGLang take");
   for (const auto& tensor : adapter.checkpoint.tensors) {
     const std::string_view name = tensor.name;
@@ -185,8 +217,8 @@ void require_servable(const Adapter& adapter, const ModelMap& base) {
   for (const auto& one : adapter.adapted) {
     const auto& of = base.megatron[one.megatron];
     if (of.expert)
-      projections[experts_prefix(base.tensors[of.parts.front().model].name)].insert(of.merge ==
-                                                                                    Merge::kGateUp);
+      projections[experts_prefix(base, base.tensors[of.parts.front().model].name)].insert(
+          of.merge == Merge::kGateUp);
   }
   for (const auto& [experts, found] : projections) {
     require(found.size() == 2, ErrorKind::kLayout,

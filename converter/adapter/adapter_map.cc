@@ -67,7 +67,7 @@ class AdapterMapMaker {
 
  private:
   std::string experts_of(const MegatronTensor& of) const {
-    return experts_prefix(base_.tensors[of.parts.front().model].name);
+    return experts_prefix(base_, base_.tensors[of.parts.front().model].name);
   }
 
   std::uint32_t add_model(const std::string& name, const Shape& shape, std::int64_t interleaved) {
@@ -124,7 +124,7 @@ class AdapterMapMaker {
     std::optional<std::uint32_t> first;
     for (const auto model : merged_tensors(of)) {
       const auto& tensor = base_.tensors[model];
-      const auto prefix = factor_prefix(tensor.name);
+      const auto prefix = factor_prefix(base_, tensor.name);
       if (!first) {
         first = add_a(prefix, in.shape);
       } else {
@@ -147,7 +147,7 @@ class AdapterMapMaker {
   void add_one_tensor(const AdaptedParameter& one, const MegatronTensor& of) {
     const auto part = one.part == AdaptedParameter::kFused ? 0 : one.part;
     const auto& tensor = base_.tensors[merged_tensors(of).at(static_cast<std::size_t>(part))];
-    const auto prefix = factor_prefix(tensor.name);
+    const auto prefix = factor_prefix(base_, tensor.name);
     const auto rows = tensor.shape[0];
     auto in = first_factor(of, one);
     auto out = second_factor(of, one, rows);
@@ -225,17 +225,21 @@ class AdapterMapMaker {
 
 }  // namespace
 
-std::string factor_prefix(const std::string& hf_name) {
+std::string file_prefix(std::string_view hf_name) {
   return std::string(kPeftPrefix) + without_weight(hf_name);
 }
 
-std::string experts_prefix(const std::string& hf_name) {
-  // transformers has the experts of Mixtral's files in a module "mlp", too.
-  constexpr std::string_view kMixtral = ".block_sparse_moe.";
-  auto name = std::string(kPeftPrefix) + hf_name.substr(0, hf_name.rfind(".experts.")) + ".experts";
-  if (const auto at = name.find(kMixtral); at != std::string::npos)
-    name.replace(at, kMixtral.size(), ".mlp.");
-  return name;
+std::string factor_prefix(const ModelMap& base, std::string_view hf_name) {
+  return file_prefix(module_name(*base.family, hf_name));
+}
+
+std::string experts_prefix(const ModelMap& base, std::string_view hf_name) {
+  auto name = factor_prefix(base, hf_name);
+  return name.substr(0, name.rfind(".experts.")) + ".experts";
+}
+
+std::string peft_module(const ModelMap& base, std::string_view module) {
+  return factor_prefix(base, file_names(*base.family, module).front());
 }
 
 std::vector<std::uint32_t> merged_tensors(const MegatronTensor& tensor) {

@@ -26,10 +26,14 @@ struct AdaptedParameter {
   std::int64_t tp = 1;
 };
 
-// The tensors that PEFT's names of a parameter's factors are made of: without ".lora_A.weight".
-std::string factor_prefix(const std::string& hf_name);
+// PEFT's name of a tensor's factors without ".lora_A.weight": that of transformers' module.
+std::string factor_prefix(const ModelMap& base, std::string_view hf_name);
 // "base_model.model.model.layers.0.mlp.experts": of all experts of a layer.
-std::string experts_prefix(const std::string& hf_name);
+std::string experts_prefix(const ModelMap& base, std::string_view hf_name);
+// The same behind the name of the tensor's file, where vLLM and SGLang look for it.
+std::string file_prefix(std::string_view hf_name);
+// PEFT's name of a module that an adapter names as it likes: as transformers does, or as files do.
+std::string peft_module(const ModelMap& base, std::string_view module);
 
 // The tensors of Hugging Face that a parameter merges, in their order.
 std::vector<std::uint32_t> merged_tensors(const MegatronTensor& tensor);

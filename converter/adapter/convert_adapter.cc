@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "converter/adapter/adapter_files.h"
+#include "converter/adapter/base_names.h"
 #include "converter/adapter/expert_factors.h"
 #include "converter/adapter/lora_settings.h"
 #include "converter/option_check.h"
@@ -47,6 +48,7 @@ class AdapterConversion {
   AdapterConversion(Adapter adapter, const Checkpoint& base, const ConvertAdapterOptions& options)
       : options_(options),
         base_(base),
+        names_(base),
         adapter_(std::move(adapter)),
         target_(adapter_target(options)) {
     tensors_ = adapter_.checkpoint.tensors;
@@ -143,9 +145,18 @@ class AdapterConversion {
           StoredFactor{.name = name, .shape = shape, .link = BoxLink::whole(model, 0, shape)});
       added.link.copy = copies[model]++;
     };
-    for (std::uint32_t i = 0; i < source.tensors.size(); ++i) add(source.tensors[i].name, i);
-    for (const auto& [name, of] : source.map.copies) add(name, of);
+    for (std::uint32_t i = 0; i < source.tensors.size(); ++i)
+      add(stored_name(source.tensors[i].name), i);
+    for (const auto& [name, of] : source.map.copies) add(stored_name(name), of);
     return factors;
+  }
+
+  // vLLM and SGLang name modules as files do.
+  std::string stored_name(const std::string& factor) const {
+    if (options_.form != AdapterForm::kVllm) return factor;
+    const auto end = factor.find(".lora_");
+    const auto module = factor.substr(kPeftPrefix.size(), end - kPeftPrefix.size());
+    return file_prefix(names_.find(module + ".weight").name) + factor.substr(end);
   }
 
   // Files that say what the tensors do not.
@@ -177,7 +188,7 @@ class AdapterConversion {
   void prove(const fs::path& folder,
              const distckpt::ExecuteReport& copied,
              const ProgressFunction& progress) const {
-    const auto written = open_adapter(folder, base_.map, opening(options_));
+    const auto written = open_adapter(folder, base_, opening(options_));
     const auto& there = written.checkpoint;
     const auto plan = distckpt::plan_read(there.tensors, there.side());
     const auto digests = execute(there, plan, nullptr, "proving", progress).digests;
@@ -195,12 +206,16 @@ class AdapterConversion {
     require(before == after, ErrorKind::kBug, "the factors of the products have changed");
   }
 
-  // The factors of the products, by the base's parameter.
-  static std::map<std::uint32_t, std::set<float>> scalings(const Adapter& adapter) {
+  // The factors of the products, by the base's parameter, and of the tower by its module.
+  using Scalings =
+      std::pair<std::map<std::uint32_t, std::set<float>>, std::map<std::string, float>>;
+  static Scalings scalings(const Adapter& adapter) {
     std::map<std::uint32_t, std::set<float>> found;
     for (std::size_t i = 0; i < adapter.adapted.size(); ++i)
       found[adapter.adapted[i].megatron].insert(adapter.scaling[i]);
-    return found;
+    std::map<std::string, float> of_tower;
+    for (const auto& one : adapter.tower) of_tower.emplace(one.prefix, one.scaling);
+    return {std::move(found), std::move(of_tower)};
   }
 
   distckpt::PublishedModes modes() const {
@@ -227,6 +242,7 @@ class AdapterConversion {
 
   const ConvertAdapterOptions& options_;
   const Checkpoint& base_;
+  BaseNames names_;
   Adapter adapter_;
   fs::path target_;
   std::vector<distckpt::ModelTensor> tensors_;  // with the dtypes of the target
@@ -253,7 +269,7 @@ ConvertAdapterReport write_adapter(Adapter adapter,
 ConvertAdapterReport convert_adapter(const ConvertAdapterOptions& options,
                                      const ProgressFunction& progress) {
   const auto base = open(options.base, {.hf_config = options.hf_config, .without_adapter = true});
-  auto adapter = open_adapter(options.from, base.map, opening(options));
+  auto adapter = open_adapter(options.from, base, opening(options));
   adapter.checkpoint.files->settle();
   Publication target(adapter_target(options));
   return write_adapter(std::move(adapter), base, options, target, progress);

@@ -16,7 +16,8 @@ using distckpt::Box;
 using ExpertGroup = std::pair<std::string, bool>;
 
 ExpertGroup group_of(const ModelMap& base, const MegatronTensor& of) {
-  return {experts_prefix(base.tensors[of.parts.front().model].name), of.merge == Merge::kGateUp};
+  return {experts_prefix(base, base.tensors[of.parts.front().model].name),
+          of.merge == Merge::kGateUp};
 }
 
 }  // namespace
@@ -42,7 +43,7 @@ std::vector<StoredFactor> expert_factors(const ModelMap& base,
                                 tensor.name),
                     "convert the adapter with --to peft");
       }
-      const auto prefix = factor_prefix(tensor.name);
+      const auto prefix = file_prefix(tensor.name);
       const auto rows = tensor.shape[0];
       factors.push_back({.name = prefix + ".lora_A.weight",
                          .shape = a.model_box.size,

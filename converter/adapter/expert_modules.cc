@@ -10,9 +10,9 @@ namespace {
 
 constexpr std::string_view kWrapped = ".base_layer";
 
-bool targets_gate_up(const LoraSettings& settings) {
-  return std::ranges::any_of(settings.target_parameters(),
-                             [](const auto& name) { return name.ends_with("gate_up_proj"); });
+// Gate and up, or up alone where experts have no gate.
+bool is_up(std::string_view parameter) {
+  return parameter.ends_with("up_proj");
 }
 
 }  // namespace
@@ -21,8 +21,9 @@ ExpertModules::ExpertModules(const ModelMap& base) {
   for (std::uint32_t i = 0; i < base.megatron.size(); ++i) {
     const auto& tensor = base.megatron[i];
     if (!tensor.expert || tensor.shape.rank() != 2) continue;
-    auto& module = modules_[experts_prefix(base.tensors[tensor.parts.front().model].name)];
-    (tensor.merge == Merge::kGateUp ? module.gate_up : module.down).push_back(i);
+    auto& module = modules_[experts_prefix(base, base.tensors[tensor.parts.front().model].name)];
+    module.gated = module.gated || tensor.merge == Merge::kGateUp;
+    (tensor.key.find(".linear_fc1.") != tensor.key.npos ? module.up : module.down).push_back(i);
   }
 }
 
@@ -34,11 +35,12 @@ std::optional<ExpertModules::Parameter> ExpertModules::find(
   const auto name = wrapped ? module.substr(0, module.size() - kWrapped.size()) : module;
   const auto found = modules_.find(name);
   if (found == modules_.end()) return std::nullopt;
-  const bool gate_up =
-      wrapped || (!exists(fmt::format("{}{}", name, kWrapped)) && targets_gate_up(settings));
-  return Parameter{.experts = gate_up ? found->second.gate_up : found->second.down,
-                   .name = fmt::format("{}.{}", name.substr(kPeftPrefix.size()),
-                                       gate_up ? "gate_up_proj" : "down_proj")};
+  const bool up = wrapped || (!exists(fmt::format("{}{}", name, kWrapped)) &&
+                              std::ranges::any_of(settings.target_parameters(), is_up));
+  const auto& [ups, downs, gated] = found->second;
+  const auto* const parameter = !up ? "down_proj" : gated ? "gate_up_proj" : "up_proj";
+  return Parameter{.experts = up ? ups : downs,
+                   .name = fmt::format("{}.{}", name.substr(kPeftPrefix.size()), parameter)};
 }
 
 }  // namespace ferry::converter

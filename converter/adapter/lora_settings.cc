@@ -54,6 +54,11 @@ float lora_scaling(double alpha, double divisor, const std::string& source) {
   return scaling;
 }
 
+bool is_named(std::string_view name, std::string_view end) {
+  if (!name.ends_with(end)) return false;
+  return name.size() == end.size() || name[name.size() - end.size() - 1] == '.';
+}
+
 AdapterKey LoraSettings::parse_key(std::string_view name, const std::string& source) const {
   static constexpr std::string_view kParts[] = {"lora_A",           "lora_B",
                                                 "lora_embedding_A", "lora_embedding_B",
@@ -91,6 +96,14 @@ LoraSettings::LoraSettings(std::string text, std::string source)
   const auto bias = config_.value("bias", ordered_json("none"));
   require(bias == "none", ErrorKind::kLayout, "{}: bias: {} is not merged, only none", source_,
           bias.dump());
+  if (!is_set("target_parameters")) return;
+  const auto& names = config_.at("target_parameters");
+  const bool good = names.is_array() && std::ranges::all_of(names, [](const ordered_json& name) {
+                      return name.is_string();
+                    });
+  require(good, ErrorKind::kCorrupt, "{}: target_parameters: {} is no list of names", source_,
+          names.dump());
+  target_parameters_ = names.get<std::vector<std::string>>();
 }
 
 void LoraSettings::refuse(const std::string& key) const {
@@ -98,20 +111,14 @@ void LoraSettings::refuse(const std::string& key) const {
           is_set(key) ? config_.at(key).dump() : "");
 }
 
-std::vector<std::string> LoraSettings::target_parameters() const {
-  if (!is_set("target_parameters")) return {};
-  const auto& names = config_.at("target_parameters");
-  const bool good = names.is_array() && std::ranges::all_of(names, [](const ordered_json& name) {
-                      return name.is_string();
-                    });
-  require(good, ErrorKind::kCorrupt, "{}: target_parameters: {} is no list of names", source_,
-          names.dump());
-  return names.get<std::vector<std::string>>();
-}
-
 float LoraSettings::scaling(const std::string& module, std::int64_t rank) const {
-  const auto alpha = number("lora_alpha", "alpha_pattern", module);
-  const auto r = number("r", "rank_pattern", module);
+  // Patterns see a parameter's whole name, also where the parameter is a module's weight.
+  const auto weight = module + ".weight";
+  const bool is_parameter = std::ranges::any_of(
+      target_parameters_, [&](const auto& name) { return is_named(weight, name); });
+  const auto& adapted = is_parameter ? weight : module;
+  const auto alpha = number("lora_alpha", "alpha_pattern", adapted);
+  const auto r = number("r", "rank_pattern", adapted);
   require(r == static_cast<double>(rank), ErrorKind::kCorrupt,
           "{}: {}: the rank is {}, its factors have {}", source_, module, r, rank);
   return lora_scaling(alpha, is_set("use_rslora") ? std::sqrt(r) : r, source_);

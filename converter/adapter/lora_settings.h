@@ -43,14 +43,16 @@ class LoraSettings {
   void refuse(const std::string& key) const;
 
   bool uses_dora() const { return is_set("use_dora"); }
+  // The embedding and an output layer that is tied to it are changed alike.
+  bool ties_weights() const { return is_set("ensure_weight_tying"); }
 
   // Also of ms-swift's names, which end in ".default.weight". Throws Error(kLayout) for a name that
   // is no part of LoRA, unless modules are saved whole.
   AdapterKey parse_key(std::string_view name, const std::string& source) const;
-  std::vector<std::string> target_parameters() const;
+  const std::vector<std::string>& target_parameters() const { return target_parameters_; }
 
-  // The factor of the product (peft/tuners/lora/layer.py, update_layer). Throws Error(kCorrupt) if
-  // the settings name another rank.
+  // The factor of the product (peft/tuners/lora/layer.py, update_layer) of a module, or of a
+  // parameter of experts. Throws Error(kCorrupt) if the settings name another rank.
   float scaling(const std::string& module, std::int64_t rank) const;
 
  private:
@@ -63,6 +65,10 @@ class LoraSettings {
   std::string source_;
   std::string text_;
   nlohmann::ordered_json config_;
+  std::vector<std::string> target_parameters_;
 };
+
+// True if a name is `end`, or ends in it behind a dot: how PEFT looks for what it adapts.
+bool is_named(std::string_view name, std::string_view end);
 
 }  // namespace ferry::converter

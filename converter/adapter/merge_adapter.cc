@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "converter/adapter/adapter_changes.h"
-#include "converter/adapter/low_rank.h"
+#include "converter/adapter/loops/low_rank.h"
 #include "converter/families/quantization.h"
 #include "converter/write/requantized_blocks.h"
 #include "distckpt/base/error.h"
@@ -60,6 +60,7 @@ class MergeAmendment : public Amendment {
       : merged_(merged), options_(options) {}
 
   distckpt::Digest identity() const override { return adapter_->identity(); }
+  std::vector<std::filesystem::path> sources() const override { return {merged_.path}; }
 
   void begin(Checkpoint& source) override {
     // A run that is begun anew holds nothing of the one before.
@@ -69,7 +70,7 @@ class MergeAmendment : public Amendment {
     num_elements = num_changed = num_vanished = 0;
     num_rescaled = 0;
     changing_.clear();
-    adapter_.emplace(merged_.path, source.map, merged_.alpha);
+    adapter_.emplace(merged_.path, source, merged_.alpha);
     changing_.resize(source.tensors.size());
     std::map<std::string_view, std::size_t> index;
     for (std::size_t i = 0; i < source.tensors.size(); ++i)

@@ -5,6 +5,7 @@
 #include <memory>
 #include <utility>
 
+#include "converter/adapter/base_names.h"
 #include "converter/adapter/expert_modules.h"
 #include "converter/adapter/lora_settings.h"
 #include "converter/open/formats.h"
@@ -20,6 +21,8 @@ namespace {
 using distckpt::BoxLink;
 using distckpt::Digest;
 using distckpt::TensorLayout;
+
+constexpr std::string_view kWeightEnd = ".weight";
 
 // The tensors of an adapter under PEFT's names, wherever they lie, and its settings.
 struct PeftTensors {
@@ -100,19 +103,21 @@ PeftTensors read_ranks(const Location& location,
 
 // The factors of a module of PEFT's.
 struct FactorEntries {
+  std::string module{};  // by the adapter's name, to which settings refer
   const TensorLayout* a = nullptr;
   const TensorLayout* b = nullptr;
 };
 
 class PeftOpener {
  public:
-  PeftOpener(PeftTensors stored, const ModelMap& base, const OpenAdapterOptions& options)
-      : base_(base),
+  PeftOpener(PeftTensors stored, const Checkpoint& base, const OpenAdapterOptions& options)
+      : base_(base.map),
+        names_(base),
         options_(options),
         stored_(std::move(stored)),
         settings_(stored_.settings),
         source_(stored_.source),
-        experts_(base) {
+        experts_(base_) {
     adapter_.config = stored_.config;
     adapter_.task_type = stored_.task_type;
     adapter_.checkpoint.location = stored_.location;
@@ -127,8 +132,11 @@ class PeftOpener {
     auto& checkpoint = adapter_.checkpoint;
     checkpoint.map = make_adapter_map(base_, adapter_.adapted);
     if (adapter_.experts == ExpertNames::kApart) {
-      for (auto& factor : expert_factors(base_, checkpoint.map, adapter_.adapted))
-        apart_.emplace(factor.name, std::move(factor));
+      for (auto& factor : expert_factors(base_, checkpoint.map, adapter_.adapted)) {
+        const auto module = std::string_view(factor.name).substr(kPeftPrefix.size());
+        apart_.emplace(fmt::format("{}{}", peft_module(base_, module), kWeightEnd),
+                       std::move(factor));
+      }
     }
     for (const auto* entry : kept_) add_kept(*entry);
     checkpoint.tensors = checkpoint.map.tensors;
@@ -146,7 +154,7 @@ class PeftOpener {
       if (tensor.shape.rank() != 2) continue;
       const auto merged = merged_tensors(tensor);
       for (std::size_t part = 0; part < merged.size(); ++part)
-        parts_.emplace(factor_prefix(base_.tensors[merged[part]].name), std::pair(i, part));
+        parts_.emplace(factor_prefix(base_, base_.tensors[merged[part]].name), std::pair(i, part));
     }
   }
 
@@ -160,7 +168,8 @@ class PeftOpener {
       require(entry.shape.rank() == 2 && distckpt::is_floating_point(entry.dtype),
               ErrorKind::kLayout, "{}: {}: is {} {}, expected a matrix of floating-point numbers",
               source_, entry.name, short_name(entry.dtype), to_string(entry.shape));
-      auto& entries = modules_[std::string(kPeftPrefix) + key.module];
+      auto& entries = modules_[peft_module(base_, key.module)];
+      entries.module = key.module;
       (key.part == "lora_A" ? entries.a : entries.b) = &entry;
     }
     require(!modules_.empty() || !kept_.empty(), ErrorKind::kCorrupt, "{}: changes nothing",
@@ -180,44 +189,61 @@ class PeftOpener {
   // along as they are.
   void keep(const AdapterKey& key, const TensorLayout& entry) {
     require(!options_.megatron_tp, ErrorKind::kLayout,
-            "{}: {}: is no factor of a linear layer; of an adapter of Megatron-Bridge those alone "
-            "are written",
+            "{}: {}: is no factor of a linear layer of the language model; of an adapter of "
+            "Megatron-Bridge those alone are written",
             source_, entry.name);
     kept_.push_back(&entry);
     if (key.part == "lora_magnitude_vector") return;
     const auto name = key.part.empty() ? key.module : key.module + ".weight";
-    const auto copy = base_.copies.find(name);
-    const auto found = base_.index.find(name);
-    const bool is_copy = copy != base_.copies.end();
-    require(is_copy || found != base_.index.end(), ErrorKind::kLayout,
+    const auto found = names_.find(name);
+    require(found.tensor != nullptr, ErrorKind::kLayout,
             "{}: the adapter {} changes it, the base has no such tensor", name, source_);
-    const auto& shape = base_.tensors[is_copy ? copy->second : found->second].shape;
-    const bool is_factor = key.part.starts_with("lora_embedding_");
+    const auto& shape = found.tensor->shape;
+    const bool of_embedding = key.part.starts_with("lora_embedding_");
+    const bool is_factor = of_embedding || key.is_factor();
     if (key.part == "lora_embedding_A" && entry.shape.rank() == 2)
       static_cast<void>(settings_.scaling(key.module, entry.shape[0]));  // throws
     const bool fits = !is_factor                                     ? entry.shape == shape
                       : entry.shape.rank() != 2 || shape.rank() != 2 ? false
-                      : key.part == "lora_embedding_A"               ? entry.shape[1] == shape[0]
-                                                                     : entry.shape[0] == shape[1];
+                      : key.part.ends_with("A") ? entry.shape[1] == shape[of_embedding ? 0 : 1]
+                                                : entry.shape[0] == shape[of_embedding ? 1 : 0];
     require(fits, ErrorKind::kLayout, "{}: {}: is {}, the base's is {}", source_, entry.name,
             to_string(entry.shape), to_string(shape));
   }
 
-  static std::string kept_name(const AdapterKey& key, const std::string& name) {
-    if (key.part.empty()) return fmt::format("{}{}", kPeftPrefix, key.module);
-    return fmt::format("{}{}.{}{}", kPeftPrefix, key.module, key.part,
-                       name.ends_with(".weight") ? ".weight" : "");
+  std::string kept_name(const AdapterKey& key, const std::string& name) const {
+    const auto module = peft_module(base_, key.module);
+    if (key.part.empty())
+      return name.ends_with(kWeightEnd) ? module + std::string(kWeightEnd) : module;
+    return fmt::format("{}.{}{}", module, key.part, name.ends_with(kWeightEnd) ? kWeightEnd : "");
   }
 
   void add_kept(const TensorLayout& entry) {
     auto& map = adapter_.checkpoint.map;
     const auto key = settings_.parse_key(entry.name, source_);
-    require(key.part != "lora_magnitude_vector" ||
-                modules_.contains(std::string(kPeftPrefix) + key.module),
-            ErrorKind::kCorrupt, "{}: {}: its factors are missing", source_, entry.name);
+    require(
+        key.part != "lora_magnitude_vector" || modules_.contains(peft_module(base_, key.module)),
+        ErrorKind::kCorrupt, "{}: {}: its factors are missing", source_, entry.name);
     const auto name = kept_name(key, entry.name);
     map.index.emplace(name, static_cast<std::uint32_t>(map.tensors.size()));
     map.tensors.push_back({.name = name, .shape = entry.shape});
+  }
+
+  // Factors of a tower go along as they are.
+  bool take_tower(const std::string& module, const FactorEntries& entries) {
+    const auto found = names_.find(entries.module + std::string(kWeightEnd));
+    if (found.tensor == nullptr || !base_.is_carried(found.name)) return false;
+    for (const auto* entry : {entries.a, entries.b})
+      keep(settings_.parse_key(entry->name, source_), *entry);
+    const auto rank = entries.a->shape[0];
+    require(rank == entries.b->shape[1], ErrorKind::kCorrupt,
+            "{}: {}: the factors {} and {} have no common rank", source_, entries.module,
+            to_string(entries.a->shape), to_string(entries.b->shape));
+    adapter_.tower.push_back({.prefix = module,
+                              .tensor = *found.tensor,
+                              .rank = rank,
+                              .scaling = settings_.scaling(entries.module, rank)});
+    return true;
   }
 
   void take_module(const std::string& module, const FactorEntries& entries) {
@@ -228,11 +254,11 @@ class PeftOpener {
       merged[part] = entries;
       return;
     }
+    if (take_tower(module, entries)) return;
     const auto experts = experts_.find(
         module, settings_, [&](const std::string& other) { return modules_.contains(other); });
     require(experts.has_value(), ErrorKind::kLayout,
-            "{}: the adapter {} changes it, the base has no such module",
-            module.substr(kPeftPrefix.size()), source_);
+            "{}: the adapter {} changes it, the base has no such module", entries.module, source_);
     const auto rank = entries.a->shape[0] / std::max<std::int64_t>(1, std::ssize(experts->experts));
     for (const auto megatron : experts->experts)
       take({.megatron = megatron, .rank = rank}, experts->name);
@@ -259,7 +285,7 @@ class PeftOpener {
         const auto& name = base_.tensors[merged[i]].name;
         require(parts[i].a != nullptr, ErrorKind::kLayout,
                 "{}: is not adapted by {}, other projections of the expert are", name, source_);
-        const auto found = settings_.scaling(name.substr(0, name.rfind('.')), parts[i].a->shape[0]);
+        const auto found = settings_.scaling(parts[i].module, parts[i].a->shape[0]);
         require(scaling.value_or(found) == found, ErrorKind::kLayout,
                 "{}: {}: gate has the factor {}, up {}", source_, name, scaling.value_or(0), found);
         scaling = found;
@@ -285,17 +311,14 @@ class PeftOpener {
       return one.second.size() > 1 && !share_first_factor(one.second);
     });
     for (const auto& [megatron, parts] : merged_) {
-      const auto& of = base_.megatron[megatron];
-      const auto merged = merged_tensors(of);
       const bool fused = parts.size() == 1 || !adapter_.canonical;
       for (std::size_t i = 0; i < parts.size(); ++i) {
         if (parts[i].a == nullptr || (fused && i > 0)) continue;
-        const auto& name = base_.tensors[merged[i]].name;
         take({.megatron = megatron,
               .part = fused ? AdaptedParameter::kFused : static_cast<int>(i),
               .rank = parts[i].a->shape[0],
               .tp = options_.megatron_tp.value_or(1)},
-             name.substr(0, name.rfind('.')));
+             parts[i].module);
       }
     }
   }
@@ -337,7 +360,7 @@ class PeftOpener {
     const auto& stored = checkpoint.layout.tensor(index);
     const auto key = settings_.parse_key(stored.name, source_);
     const auto name = key.is_factor()
-                          ? fmt::format("{}{}.{}.weight", kPeftPrefix, key.module, key.part)
+                          ? fmt::format("{}.{}.weight", peft_module(base_, key.module), key.part)
                           : kept_name(key, stored.name);
     if (const auto apart = apart_.find(name); apart != apart_.end())
       return link_expert(index, apart->second);
@@ -367,6 +390,7 @@ class PeftOpener {
   }
 
   const ModelMap& base_;
+  BaseNames names_;
   const OpenAdapterOptions& options_;
   PeftTensors stored_;
   LoraSettings settings_;
@@ -419,7 +443,7 @@ std::optional<AdapterForm> adapter_form(std::string_view name) {
 }
 
 Adapter open_adapter(const fs::path& path,
-                     const ModelMap& base,
+                     const Checkpoint& base,
                      const OpenAdapterOptions& options) {
   const auto files = std::make_shared<distckpt::SourceFiles>();
   const distckpt::NotedFiles noted(*files);
@@ -431,9 +455,9 @@ Adapter open_adapter(const fs::path& path,
     const bool in_folder = has_config(path / kVerlAdapter);
     const auto location = in_folder ? Location{} : locate_adapter(path);
     if (!in_folder && location.format == Format::kTorchDist)
-      return open_megatron_adapter(location, base, options);
+      return open_megatron_adapter(location, base.map, options);
     auto found = PeftOpener(in_folder ? read_peft(path / kVerlAdapter)
-                                      : read_ranks(location, base, options.alpha),
+                                      : read_ranks(location, base.map, options.alpha),
                             base, options)
                      .open();
     found.form = AdapterForm::kVerl;

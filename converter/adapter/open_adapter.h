@@ -25,12 +25,22 @@ std::optional<AdapterForm> adapter_form(std::string_view name);
 
 inline constexpr std::string_view kVerlAdapter = "lora_adapter";
 
+// A linear layer of a vision tower, whose factors travel beside those of the map: PEFT's name
+// without ".lora_A.weight", and the base's tensor.
+struct AdaptedTowerModule {
+  std::string prefix{};
+  distckpt::ModelTensor tensor{};
+  std::int64_t rank = 0;
+  float scaling = 1;  // of the product
+};
+
 struct Adapter {
   AdapterForm form = AdapterForm::kPeft;
   bool canonical = false;   // factors of their own for query, key and value, and for gate and up
   Checkpoint checkpoint{};  // megatron_names, map and links are the adapter's; no `hf`
   std::vector<AdaptedParameter> adapted{};
-  std::vector<float> scaling{};                  // of the product, by `adapted`
+  std::vector<float> scaling{};  // of the product, by `adapted`
+  std::vector<AdaptedTowerModule> tower{};
   ExpertNames experts = ExpertNames::kTogether;  // as they were found
   std::string config{};  // PEFT's adapter_config.json; none of Megatron-Bridge, and by rank
   std::string task_type = "CAUSAL_LM";  // where there is none
@@ -45,13 +55,13 @@ struct OpenAdapterOptions {
                                   // own, where a file beside it says that
 };
 
-// `base` is the map of the checkpoint that the adapter changes. Throws Error(kLayout) naming a
+// `base` is the checkpoint that the adapter changes. Throws Error(kLayout) naming a
 // tensor that is missing, surplus or of another shape, and settings that are not converted.
 Adapter open_adapter(const std::filesystem::path& path,
-                     const ModelMap& base,
+                     const Checkpoint& base,
                      const OpenAdapterOptions& options = {});
 
-// The same of a torch_dist checkpoint.
+// The same of a torch_dist checkpoint; `base` is the map.
 Adapter open_megatron_adapter(const Location& location,
                               const ModelMap& base,
                               const OpenAdapterOptions& options);

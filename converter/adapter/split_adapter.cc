@@ -12,7 +12,7 @@
 #include <tuple>
 #include <utility>
 
-#include "converter/adapter/truncated_svd.h"
+#include "converter/adapter/loops/truncated_svd.h"
 #include "converter/bridge/tensor_stream.h"
 #include "converter/delta/spool.h"
 #include "converter/families/megatron_args.h"
@@ -243,15 +243,16 @@ class AdapterSplit {
     require_rank();
   }
 
-  // Linear layers: an embedding's rows and a router's weights are none, neither to PEFT nor to
-  // Megatron-Bridge, and transformers has no prediction layers.
+  // Linear layers, and the routers that PEFT adapts as parameters; an embedding's rows are none,
+  // and transformers has no prediction layers.
   bool is_adaptable(const MegatronTensor& of) const {
     if (of.shape.rank() != 2) return false;
     const auto merged = merged_tensors(of);
     if (is_prediction_tensor(base_->map.config, base_->map.tensors[merged.front()].name))
       return false;
     if (of.vocabulary && of.key != models::kOutputLayerKey) return false;
-    if (of.key.find(".router.") != std::string::npos) return false;
+    if (of.key.find(".router.") != std::string::npos)
+      return options_.form != AdapterForm::kMegatron;
     if (of.expert) return base_->map.tensors[merged.front()].shape.rank() == 2;
     return merged.size() == 1 || of.merge == Merge::kQkvGroups || of.merge == Merge::kGateUp;
   }

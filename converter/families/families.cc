@@ -1,6 +1,8 @@
 #include "converter/families/families.h"
 
 #include <algorithm>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "distckpt/base/error.h"
@@ -34,6 +36,15 @@ const Family* find_if(const Visit& visit) {
   return nullptr;
 }
 
+// `name` with `with` for `part`, which is its beginning, or may be anywhere if a dot begins it.
+std::optional<std::string> replace_part(std::string_view name,
+                                        std::string_view part,
+                                        std::string_view with) {
+  const auto at = name.find(part);
+  if (at == name.npos || (at > 0 && !part.starts_with('.'))) return std::nullopt;
+  return fmt::format("{}{}{}", name.substr(0, at), with, name.substr(at + part.size()));
+}
+
 // Parts of a model that most families lack.
 bool has_rare_parts(const models::TransformerConfig& config) {
   return config.rotary_interleaved || config.layernorm_zero_centered_gamma ||
@@ -62,6 +73,23 @@ const Family& find_family(std::string_view model_type) {
   throw Error(ErrorKind::kLayout, fmt::format("the model_type \"{}\" is not known", model_type),
               fmt::format("known are {}; docs/adding_a_family.md says how to add a family",
                           fmt::join(known_families(), ", ")));
+}
+
+std::string module_name(const Family& family, std::string_view file_name) {
+  for (const auto& rule : family.names->modules) {
+    if (auto renamed = replace_part(file_name, rule.file, rule.module)) return std::move(*renamed);
+  }
+  return std::string(file_name);
+}
+
+std::vector<std::string> file_names(const Family& family, std::string_view module_name) {
+  std::vector<std::string> names;
+  for (const auto& rule : family.names->modules) {
+    if (auto renamed = replace_part(module_name, rule.module, rule.file))
+      names.push_back(std::move(*renamed));
+  }
+  names.emplace_back(module_name);
+  return names;
 }
 
 std::string fill_in(std::string_view text, std::string_view mark, std::int64_t number) {

@@ -19,6 +19,12 @@ const Family* known_family(std::string_view model_type);
 // Throws Error(kLayout) that lists the known ones.
 const Family& find_family(std::string_view model_type);
 
+// The name in transformers of a module or parameter that has this one in files.
+std::string module_name(const Family& family, std::string_view file_name);
+// The names that files may have for a module or parameter of transformers, or of one of its older
+// releases, whose names were those of files.
+std::vector<std::string> file_names(const Family& family, std::string_view module_name);
+
 inline constexpr std::string_view kLayerMark = "{l}";
 
 // `text` with the mark replaced by a number; as it is where it has no mark.

@@ -53,6 +53,13 @@ struct TowerRule {
   bool optional = false;  // of a part that not every tower has: all of its rules or none are there
 };
 
+// A beginning of names that the modules of transformers 5.17 have otherwise than files do
+// (conversion_mapping.py); one that begins with a dot may be anywhere in a name.
+struct ModuleName {
+  std::string_view file;
+  std::string_view module;
+};
+
 // The tensors of a checkpoint, in the order in which they are written.
 struct HfNames {
   std::string_view layer = "model.layers.{l}.";
@@ -74,6 +81,7 @@ struct HfNames {
   // Tensors whose names begin so are of no parameter, a vision tower's: they travel beside the
   // model.
   std::span<const std::string_view> carried{};
+  std::span<const ModuleName> modules{};  // the first one that fits a name counts
   bool mxfp4_experts = false;  // its experts also lie in files as MXFP4: _blocks and _scales
   std::span<const TowerRule> bridge_tower{};    // of Megatron-Bridge
   std::span<const TowerRule> mbridge_tower{};   // of mbridge, and verl with it
@@ -180,6 +188,13 @@ inline constexpr HfName kWrappedHead[] = {
     {"decoder.final_layernorm.weight", "language_model.model.norm.weight"},
     {"output_layer.weight", "language_model.lm_head.weight", models::When::kUntied},
 };
+inline constexpr ModuleName kWrappedModules[] = {
+    {"language_model.model.", "model.language_model."},
+    {"language_model.lm_head", "lm_head"},
+    {"vision_tower.vision_model.", "model.vision_tower."},  // of SigLIP, on the hub
+    {"vision_tower.", "model.vision_tower."},
+    {"multi_modal_projector.", "model.multi_modal_projector."},
+};
 inline constexpr std::string_view kVisionTower[] = {"vision_tower.", "multi_modal_projector."};
 inline constexpr TowerRule kBridgeVisionTower[] = {
     {"vision_tower.**", "vision_tower.**"},
@@ -273,6 +288,8 @@ inline constexpr HfName kFullNormAttentionNames[] = {
     {"self_attention.k_layernorm.weight", "self_attn.k_norm.weight", models::When::kQkNormFull},
     {"self_attention.linear_qkv.layer_norm_weight", "input_layernorm.weight"},
 };
+// Mixtral's experts and their router.
+inline constexpr ModuleName kMixtralModules[] = {{".block_sparse_moe.", ".mlp."}};
 // DeepSeek's layout of experts and of prediction layers, which others have taken over.
 inline constexpr HfName kDeepSeekMoeNames[] = {
     {"pre_mlp_layernorm.weight", "post_attention_layernorm.weight"},

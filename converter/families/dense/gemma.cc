@@ -61,6 +61,7 @@ constexpr HfNames kSeeingGemmaNames{
     .dense_mlp = kGemmaMlpNames,
     .last = kWrappedHead,
     .carried = kVisionTower,
+    .modules = kWrappedModules,
     .bridge_tower = kGemmaBridge,
 };
 
@@ -175,12 +176,8 @@ constexpr HfNames kSeeingGemma4Names{
 std::vector<bool> local_layers(const ConfigFields& fields,
                                std::int64_t num_layers,
                                std::int64_t every) {
-  if (auto named =
-          layers_of_kind(fields, "layer_types", kLocalAttention, kGlobalAttention, num_layers))
-    return std::move(*named);
-  std::vector<bool> local;
-  for (std::int64_t i = 0; i < num_layers; ++i) local.push_back((i + 1) % every != 0);
-  return local;
+  return sliding_layers(fields, num_layers,
+                        [every](std::int64_t layer) { return (layer + 1) % every != 0; });
 }
 
 // transformers 5 writes rope_parameters of each kind of layer, older ones rope_local_base_freq.

@@ -24,6 +24,7 @@ constexpr HfNames kWrappedNames{
     .dense_mlp = kMlpNames,
     .last = kWrappedHead,
     .carried = kVisionTower,
+    .modules = kWrappedModules,
     .bridge_tower = kBridgeVisionTower,
 };
 
@@ -56,12 +57,17 @@ constexpr TowerRule kQwen25Mbridge[] = {
     {"visual.merger.mlp.2.weight", "vision_model.projection.encoder.linear_fc2.weight"},
     {"visual.merger.mlp.2.bias", "vision_model.projection.encoder.linear_fc2.bias"},
 };
+constexpr ModuleName kQwen25Modules[] = {
+    {"visual.", "model.visual."},
+    {"model.", "model.language_model."},
+};
 constexpr HfNames kQwen25SeeingNames{
     .first = kEmbeddingNames,
     .attention = kAttentionNames,
     .dense_mlp = kMlpNames,
     .last = kHeadNames,
     .carried = kQwen25Visual,
+    .modules = kQwen25Modules,
     .bridge_tower = kQwen25Bridge,
     .mbridge_tower = kQwen25Mbridge,
 };

@@ -21,6 +21,7 @@ constexpr HfNames kMiniMaxNames{
     .attention = kFullNormAttentionNames,
     .moe_mlp = kMiniMaxMoeNames,
     .last = kHeadNames,
+    .modules = kMixtralModules,
 };
 
 void read_minimax(const ConfigFields& fields, TransformerConfig& config) {

@@ -18,6 +18,7 @@ constexpr HfNames kMixtralNames{
     .attention = kAttentionNames,
     .moe_mlp = kMixtralMoe,
     .last = kHeadNames,
+    .modules = kMixtralModules,
 };
 
 constexpr Family kMixtral[] = {

@@ -62,6 +62,7 @@ constexpr HfName kNemotronPrediction[] = {
     {"eh_proj.weight", "eh_proj.weight"},
     {"final_layernorm.weight", "final_layernorm.weight"},
 };
+constexpr ModuleName kNemotronModules[] = {{"backbone.", "model."}};
 constexpr HfNames kNemotronNames{
     .layer = "backbone.layers.{l}.",
     .first = kNemotronEmbedding,
@@ -73,6 +74,7 @@ constexpr HfNames kNemotronNames{
     .prediction = kNemotronPrediction,
     .prediction_own = "mtp.layers.{l}.",
     .prediction_layer = "mtp.layers.{l}.",
+    .modules = kNemotronModules,
 };
 
 // The kinds of layers that a list names, in older and newer words, as letters.

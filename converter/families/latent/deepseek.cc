@@ -62,6 +62,7 @@ constexpr HfNames kSeeingKimiNames = [] {
   names.last = kWrappedHead;
   names.prediction_copies = kKimiPredictionCopies;
   names.carried = kKimiVision;
+  names.modules = std::span(kWrappedModules).first<2>();  // its tower has other modules, too
   names.bridge_tower = kKimiBridge;
   return names;
 }();

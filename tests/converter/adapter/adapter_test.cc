@@ -117,7 +117,7 @@ TEST_F(AdapterTest, ComesBackFromMegatronBridgesFormByteForByte) {
                                      .form = AdapterForm::kPeft});
   EXPECT_EQ(back.source_form, AdapterForm::kMegatron);
   const auto base = open(dir_ / "base");
-  const AdapterChanges before(dir_ / "adapter", base.map, {}), after(dir_ / "back", base.map, {});
+  const AdapterChanges before(dir_ / "adapter", base, {}), after(dir_ / "back", base, {});
   ASSERT_EQ(after.tensors().size(), before.tensors().size());
   for (const auto& tensor : before.tensors()) {
     for (const auto& found : after.tensors()) {

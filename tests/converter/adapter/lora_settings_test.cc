@@ -46,6 +46,13 @@ TEST(LoraSettings, PatternsMayCount) {
   EXPECT_EQ(settings.scaling("model.layers.117.up_proj", 4), 2.0F);
 }
 
+TEST(LoraSettings, PatternsOfAParameterAreOfItsWholeName) {
+  const auto settings = settings_of(
+      R"(, "target_parameters": ["gate.weight"], "rank_pattern": {"gate": 2, "gate.weight": 1})");
+  EXPECT_EQ(settings.scaling("model.layers.0.mlp.gate", 1), 8.0F);
+  EXPECT_EQ(settings.scaling("model.layers.0.mlp.shared_gate", 4), 2.0F);
+}
+
 TEST(LoraSettings, RefuseFactorsOfAnotherRank) {
   const auto settings = settings_of();
   EXPECT_TRUE(fails(ErrorKind::kCorrupt, {"a.q_proj", "the rank is 4, its factors have 3"},

@@ -37,7 +37,7 @@ class OpenAdapter : public testing::Test {
     base_ = open(dir_ / "base");
   }
   Adapter opened(const char* name = "adapter", const OpenAdapterOptions& options = {}) {
-    return open_adapter(dir_ / name, base_.map, options);
+    return open_adapter(dir_ / name, base_, options);
   }
   // Query, key and value; their first factors are one with `shared`.
   static std::vector<Factors> attention(bool shared) {

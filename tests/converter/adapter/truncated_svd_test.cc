@@ -1,4 +1,4 @@
-#include "converter/adapter/truncated_svd.h"
+#include "converter/adapter/loops/truncated_svd.h"
 
 #include <gtest/gtest.h>
 

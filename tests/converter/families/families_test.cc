@@ -196,5 +196,28 @@ TEST(Families, AreNamedInTheirOwnFilesAlone) {
   EXPECT_GT(files, 200);
 }
 
+TEST(Families, ModulesOfTransformersAreFoundInFiles) {
+  using Names = std::vector<std::string>;
+  const auto expect = [](const char* family, const Names& files, const std::string& module) {
+    const auto& of = find_family(family);
+    EXPECT_EQ(module_name(of, files.front()), module) << family;
+    const auto found = file_names(of, module);
+    EXPECT_EQ(Names(found.begin(), found.begin() + std::ssize(files)), files) << family;
+    EXPECT_EQ(found.back(), module) << family;  // of files that have transformers' own names
+  };
+  expect("qwen3", {"model.layers.0.mlp.up_proj"}, "model.layers.0.mlp.up_proj");
+  expect("mixtral", {"model.layers.0.block_sparse_moe.gate"}, "model.layers.0.mlp.gate");
+  expect("nemotron_h", {"backbone.layers.0.mixer.q_proj"}, "model.layers.0.mixer.q_proj");
+  expect("qwen2_5_vl", {"model.norm.weight"}, "model.language_model.norm.weight");
+  expect("qwen2_5_vl", {"visual.merger.mlp.0"}, "model.visual.merger.mlp.0");
+  expect("kimi_k25", {"language_model.lm_head"}, "lm_head");
+  expect("gemma3", {"language_model.model.norm"}, "model.language_model.norm");
+  expect("gemma3", {"vision_tower.vision_model.head", "vision_tower.head"},
+         "model.vision_tower.head");
+  // A name that an older release gave, which is that of files.
+  EXPECT_EQ(file_names(find_family("qwen2_5_vl"), "model.layers.0.mlp.up_proj").front(),
+            "model.layers.0.mlp.up_proj");
+}
+
 }  // namespace families_test
 }  // namespace ferry::converter

@@ -82,6 +82,46 @@ def test_weights_and_logits_are_those_of_peft(base, work, kind):
     assert (mine - logits(merged)).abs().max() <= (1e-5 if dtype == torch.float32 else 0.03) * scale
 
 
+@pytest.mark.parametrize("modules", [["embed_tokens"], ["lm_head"], ["embed_tokens", "lm_head"]])
+def test_one_end_of_a_tied_embedding(work, modules):
+    """PEFT's merge would change the other end, too: its merged model is not the one that was trained, which an untied base holds."""
+    from tiny_models import hf_configs
+    torch.manual_seed(1)
+    model = AutoModelForCausalLM.from_config(hf_configs()["qwen2_tied"]()).float()
+    model.save_pretrained(work / "base")
+    trained = make_adapter(work / "base", work / "adapter", torch.float32, r=3, lora_alpha=6, target_modules=modules)
+    refuse("merge", work / "base", work / "adapter", work / "out", words=["one tensor for embedding and output layer", "tie_word_embeddings"])
+    (work / "untied").mkdir()
+    tensors = load_file(work / "base/model.safetensors")
+    save_file({**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"].clone()}, work / "untied/model.safetensors", metadata={"format": "pt"})
+    config = json.loads((work / "base/config.json").read_text())
+    (work / "untied/config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
+    run_ok("merge", work / "untied", work / "adapter", work / "merged")
+    found = AutoModelForCausalLM.from_pretrained(work / "merged", dtype=torch.float32)
+    ids = torch.arange(24).reshape(1, 24) * 7 % 250
+    with torch.no_grad():
+        want, got, plain = trained(ids).logits, found(ids).logits, model(ids).logits
+    assert (got - want).abs().max() < 1e-5 < 0.01 < (plain - want).abs().max()
+
+
+def test_both_ends_of_a_tied_embedding_that_were_trained_as_one(work):
+    """PEFT's own merge adds the change of either end to the one tensor: twice what was trained."""
+    from tiny_models import hf_configs
+    torch.manual_seed(1)
+    AutoModelForCausalLM.from_config(hf_configs()["qwen2_tied"]()).float().save_pretrained(work / "base")
+    trained = make_adapter(work / "base", work / "adapter", torch.float32, r=3, lora_alpha=6, target_modules=["embed_tokens"], ensure_weight_tying=True)
+    run_ok("merge", work / "base", work / "adapter", work / "merged")
+    found = AutoModelForCausalLM.from_pretrained(work / "merged", dtype=torch.float32)
+    ids = torch.arange(24).reshape(1, 24) * 7 % 250
+    with torch.no_grad():
+        want, got, twice = trained(ids).logits, found(ids).logits, trained.merge_and_unload()(ids).logits
+    assert (got - want).abs().max() < 1e-5 < 0.01 < (twice - want).abs().max()
+    tensors = load_file(work / "adapter/adapter_model.safetensors")
+    tensors["base_model.model.lm_head.lora_B.weight"][0, 0] += 1
+    save_file(tensors, work / "adapter/adapter_model.safetensors", metadata={"format": "pt"})
+    refuse("merge", work / "base", work / "adapter", work / "out", words=["lm_head.lora_B.weight", "not the transpose of"])
+
+
 def test_a_merge_into_megatron_core_is_that_into_hugging_face(base, work):
     folder, dtype = base
     make_adapter(folder, work / "adapter", dtype, **KINDS["classic"])

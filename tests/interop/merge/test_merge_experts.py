@@ -77,6 +77,62 @@ def test_one_of_two_parameters(parameters, work):
     require_same(load(model_class, work / "merged").state_dict(), adapted.merge_and_unload().state_dict())
 
 
+@pytest.mark.parametrize("name", ["qwen3_moe", "mixtral", "olmoe", "deepseek_v3", "glm4_moe", "minimax_m2", "qwen3_next"])
+def test_all_linear_is_merged_with_its_routers(name, work):
+    """PEFT makes target_parameters of experts and routers, the rank of gate and up twice that of others."""
+    model_class = make_base(name, work / "base")
+    adapted = make_adapter(model_class, work / "base", work / "adapter", parameters=None, target_modules="all-linear")
+    config = json.loads((work / "adapter/adapter_config.json").read_text())
+    assert set(config["target_parameters"]) == {"gate.weight", "gate_up_proj", "down_proj"} and list(config["rank_pattern"].values()) == [6]
+    run_ok("merge", work / "base", work / "adapter", work / "merged")
+    before, want = load(model_class, work / "base").state_dict(), adapted.merge_and_unload().state_dict()
+    require_same(load(model_class, work / "merged").state_dict(), want)
+    assert any(name.endswith("mlp.gate.weight") and not torch.equal(tensor, before[name]) for name, tensor in want.items())
+    run_ok("convert", work / "adapter", work / "verl", "--base", work / "base", "--to", "verl")
+    if name != "qwen3_next":
+        run_ok("convert", work / "verl", work / "peft", "--base", work / "base", "--to", "peft")
+        loaded = peft.PeftModel.from_pretrained(load(model_class, work / "base"), work / "peft").merge_and_unload().state_dict()
+        assert all(torch.equal(loaded[name], tensor) for name, tensor in want.items())
+        refuse("convert", work / "adapter", work / "mb", "--base", work / "base", "--to", "megatron", words=["one rank and one alpha"])
+
+
+@pytest.mark.parametrize("name, router", [("qwen2_moe", "gate"), ("gpt_oss", "router"), ("qwen3_vl_moe", "gate")])
+def test_patterns_see_a_parameters_whole_name(name, router, work):
+    model_class = make_base(name, work / "base")
+    adapted = make_adapter(model_class, work / "base", work / "adapter", [f"{router}.weight", *EXPERTS], rank_pattern={f"{router}.weight": 2},
+                           alpha_pattern={f"mlp.{router}": 7, f"mlp.{router}.weight": 5})
+    run_ok("merge", work / "base", work / "adapter", work / "merged")
+    require_same(load(model_class, work / "merged").state_dict(), adapted.merge_and_unload().state_dict())
+
+
+def test_experts_without_a_gate(work):
+    model_class = make_base("nemotron_h", work / "base")
+    adapted = make_adapter(model_class, work / "base", work / "adapter", ["gate.weight", "experts.up_proj", "experts.down_proj"],
+                           target_modules=["q_proj", "o_proj"])
+    run_ok("merge", work / "base", work / "adapter", work / "merged")
+    require_same(load(model_class, work / "merged").state_dict(), adapted.merge_and_unload().state_dict())
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "deepseek_v3", "mixtral"])
+def test_what_is_split_of_a_model_with_experts_is_what_peft_loads(name, work):
+    """PEFT takes dense feed-forwards and shared experts of such models for routed ones, unless they are named as parameters."""
+    model_class = make_base(name, work / "base")
+    tensors = load_file(work / "base/model.safetensors")
+    generator = torch.Generator().manual_seed(2)
+    for key, tensor in tensors.items():
+        if tensor.ndim == 2 and not key.startswith(("model.embed", "lm_head")):
+            left, right = (0.1 * torch.randn(shape, generator=generator) for shape in ((tensor.shape[0], 1), (1, tensor.shape[1])))
+            tensors[key] = tensor + left @ right
+    (work / "tuned").mkdir()
+    (work / "tuned/config.json").write_bytes((work / "base/config.json").read_bytes())
+    save_file(tensors, work / "tuned/model.safetensors", metadata={"format": "pt"})
+    run_ok("split", work / "base", work / "tuned", work / "found", "--rank", "2")
+    loaded = peft.PeftModel.from_pretrained(load(model_class, work / "base"), work / "found").merge_and_unload().state_dict()
+    for key, tensor in load(model_class, work / "tuned").state_dict().items():
+        torch.testing.assert_close(loaded[key], tensor, rtol=1e-5, atol=1e-5, msg=key)
+    refuse("split", work / "base", work / "tuned", work / "mb", "--rank", "2", "--to", "megatron", words=["gate.weight", "no weight of a linear layer"])
+
+
 @pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss"])
 def test_a_merge_into_megatron_core_is_that_into_hugging_face(name, work):
     model_class = make_base(name, work / "base")

@@ -1,4 +1,4 @@
-#include "converter/adapter/low_rank.h"
+#include "converter/adapter/loops/low_rank.h"
 
 #include <algorithm>
 #include <cstddef>
