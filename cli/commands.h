@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "converter/convert.h"
 #include "converter/progress.h"
@@ -41,8 +42,18 @@ void add_quiet(CLI::App& command, bool& quiet);
 void add_threads(CLI::App& command, int& threads);
 void add_max_memory(CLI::App& command, std::int64_t& bytes);
 void add_hf_config(CLI::App& command, std::filesystem::path& folder);
-// The layout of a Megatron target.
+// The layout of a Megatron target, and those of its options that were given.
 void add_layout(CLI::App& command, models::ParallelConfig& parallel);
+std::vector<std::string> given_layout(const CLI::App& command);
+
+// Options that change nothing where something else was asked for.
+struct Ineffective {
+  bool here = false;  // whether it was
+  std::vector<std::string> options{};
+  std::string why{};
+};
+// Throws Error(kUsage) naming those that were given nevertheless.
+void require_effective(const CLI::App& command, const std::vector<Ineffective>& table);
 // --to, layout, --max-shard-size, --overwrite, --resume: the target of a changed base. `format` is
 // what --to says, target_format() what it means.
 void add_target(CLI::App& command, std::string& format, converter::ConvertOptions& options);

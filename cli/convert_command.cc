@@ -23,19 +23,26 @@ struct ConvertFlags {
   bool quiet = false;
 };
 
-void run_convert_adapter(ConvertFlags& flags) {
+void run_convert_adapter(const CLI::App& command, ConvertFlags& flags) {
   auto& adapter = flags.adapter;
   const auto& options = flags.options;
-  const bool whole = options.selection.is_all() && flags.dry_run.empty() && !options.overwrite &&
-                     !options.resume && !options.max_shard_size;
-  require(whole, ErrorKind::kUsage,
-          "--base: of an adapter all is converted as it is; of the options only layout, dtype, "
-          "threads and reports have a meaning");
   const auto form = converter::adapter_form(flags.to);
   require(form.has_value(), ErrorKind::kUsage,
           "--to{}: an adapter's target is peft, megatron, verl, vllm or sglang",
           flags.to.empty() ? " is missing" : " " + flags.to);
   adapter.form = *form;
+  require_effective(
+      command,
+      {{.here = true,
+        .options = {"--include", "--exclude", "--dry-run", "--overwrite", "--resume",
+                    "--max-shard-size", "--iteration", "--megatron-layout", "--mtp",
+                    "--no-save-optim", "--keep-quantized", "--quantize", "--follow-symlinks",
+                    "--no-ranks"},
+        .why = "of an adapter all is converted as it is, into a folder that is not there (--base)"},
+       {.here = flags.to != "megatron",
+        .options = given_layout(command),
+        .why = fmt::format("the target is an adapter of {}, whose tensors are whole",
+                           converter::form_name(*form))}});
   adapter.from = options.from;
   adapter.to = options.to;
   adapter.hf_config = options.hf_config;
@@ -61,8 +68,8 @@ bool is_of_adapters(std::string_view to) {
   return to != "megatron" && converter::adapter_form(to).has_value();
 }
 
-void run_convert(ConvertFlags& flags) {
-  if (!flags.adapter.base.empty()) return run_convert_adapter(flags);
+void run_convert(const CLI::App& command, ConvertFlags& flags) {
+  if (!flags.adapter.base.empty()) return run_convert_adapter(command, flags);
   require(!flags.adapter.alpha && !is_of_adapters(flags.to), ErrorKind::kUsage,
           "{} is for adapters, whose base --base names",
           flags.adapter.alpha ? "--lora-alpha" : "--to " + flags.to);
@@ -74,6 +81,7 @@ void run_convert(ConvertFlags& flags) {
   if (flags.to == "megatron") options.format = converter::Format::kTorchDist;
   if (flags.dry_run == "plan") options.dry_run = converter::DryRun::kPlan;
   if (flags.dry_run == "read") options.dry_run = converter::DryRun::kRead;
+  options.layout_flags = given_layout(command);
   if (!flags.no_ranks) options.job = distckpt::rank_from_environment();
   const bool first = options.job.rank == 0;
   const auto report = converter::convert(options, make_progress(flags.quiet || !first));
@@ -197,7 +205,7 @@ void add_convert(CLI::App& app) {
   add_quiet(*command, flags->quiet);
   command->footer(
       "Exit status: 0 converted and proved, 2 trouble (nothing was published, nothing was lost).");
-  command->callback([flags] { run_convert(*flags); });
+  command->callback([command, flags] { run_convert(*command, *flags); });
 }
 
 }  // namespace ferry::cli

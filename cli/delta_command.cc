@@ -44,10 +44,11 @@ struct InspectDeltaFlags {
   bool json = false;
 };
 
-void run_make(const MakeDeltaFlags& flags) {
+void run_make(const CLI::App& command, const MakeDeltaFlags& flags) {
   using converter::DeltaTarget;
-  require(flags.version == 0 || flags.form == "slime", ErrorKind::kUsage,
-          "--version: only slime's folders have versions");
+  require_effective(command, {{.here = flags.form != "slime",
+                               .options = {"--version"},
+                               .why = "only slime's folders have versions"}});
   auto options = flags.options;
   if (flags.form == "slime") options.form = DeltaTarget::kSlime;
   if (flags.form == "vllm") options.form = DeltaTarget::kVllm;
@@ -65,7 +66,7 @@ converter::DeltaChain open_chain(std::span<const std::string> names) {
   return converter::DeltaChain(paths);
 }
 
-void run_apply(const ApplyDeltaFlags& flags) {
+void run_apply(const CLI::App& command, const ApplyDeltaFlags& flags) {
   require(flags.paths.size() >= 3, ErrorKind::kUsage,
           "a base, at least one delta and a target are needed");
   auto chain = open_chain(std::span(flags.paths).subspan(1, flags.paths.size() - 2));
@@ -73,6 +74,7 @@ void run_apply(const ApplyDeltaFlags& flags) {
   options.from = flags.paths.front();
   options.to = flags.paths.back();
   options.format = target_format(flags.format, options);
+  options.layout_flags = given_layout(command);
   const auto report = converter::apply_delta(std::move(options), chain, make_progress(flags.quiet));
   if (flags.json) {
     fmt::print("{}\n", json_text(convert_json(report)));
@@ -95,7 +97,10 @@ void run_verify(const VerifyDeltaFlags& flags) {
   }
 }
 
-void run_inspect(const InspectDeltaFlags& flags) {
+void run_inspect(const CLI::App& command, const InspectDeltaFlags& flags) {
+  require_effective(command, {{.here = flags.json,
+                               .options = {"--tensors"},
+                               .why = "--json lists each tensor that changed"}});
   auto json = nlohmann::ordered_json::array();
   for (const auto& delta : converter::open_deltas(flags.path)) {
     if (flags.json) {
@@ -141,7 +146,7 @@ void add_make(CLI::App& parent) {
   add_json(*command, flags->json);
   add_quiet(*command, flags->quiet);
   command->footer("Exit status: 0 made, 2 trouble (nothing was published).");
-  command->callback([flags] { run_make(*flags); });
+  command->callback([command, flags] { run_make(*command, *flags); });
 }
 
 // Flags of commands that read a base.
@@ -169,7 +174,7 @@ void add_apply(CLI::App& parent) {
   add_reading(*command, *flags);
   command->footer(
       "Exit status: 0 applied and proved, 2 trouble (nothing was published, nothing was lost).");
-  command->callback([flags] { run_apply(*flags); });
+  command->callback([command, flags] { run_apply(*command, *flags); });
 }
 
 void add_verify_delta(CLI::App& parent) {
@@ -189,7 +194,7 @@ void add_inspect_delta(CLI::App& parent) {
   command->add_option("DELTA", flags->path, "A delta, or a folder of slime's versions")->required();
   command->add_flag("--tensors", flags->tensors, "List each tensor that changed");
   add_json(*command, flags->json);
-  command->callback([flags] { run_inspect(*flags); });
+  command->callback([command, flags] { run_inspect(*command, *flags); });
 }
 
 }  // namespace

@@ -23,7 +23,9 @@ struct DiffFlags {
 void run_diff(const DiffFlags& flags) {
   const OutputFile html(flags.html, kPageMark, flags.overwrite);
   const auto report = converter::diff(flags.pair, make_progress(flags.quiet));
-  if (!flags.html.empty()) html.write(diff_html(report));
+  if (!flags.html.empty()) {
+    html.write(diff_html(report), {flags.pair.left, flags.pair.right, flags.pair.hf_config});
+  }
   if (flags.json) {
     fmt::print("{}\n", json_text(diff_json(report)));
   } else if (!flags.quiet) {

@@ -6,6 +6,7 @@
 #include "cli/report/json.h"
 #include "cli/report/text.h"
 #include "converter/digest_checkpoint.h"
+#include "converter/open/checkpoint.h"
 #include "distckpt/base/printable.h"
 #include "distckpt/storage/file_io.h"
 
@@ -53,8 +54,17 @@ void print_check(const DigestFlags& flags,
   }
 }
 
-void run_digest(const DigestFlags& flags) {
+void run_digest(const CLI::App& command, const DigestFlags& flags) {
+  const auto& path = flags.digest.path;
+  require_effective(command,
+                    {{.here = flags.digest.keep_quantized && !converter::stored_quantization(path),
+                      .options = {"--keep-quantized"},
+                      .why = fmt::format("{} states no quantisation", path.string())}});
   const OutputFile output(flags.output, kManifestMark, flags.overwrite);
+  const auto write = [&](const converter::Manifest& manifest) {
+    if (flags.output.empty()) return;
+    output.write(converter::write_manifest(manifest), {flags.digest.path, flags.digest.hf_config});
+  };
   auto options = flags.digest;
   options.leave_out = {flags.output, flags.check};
   options.files = !flags.tensors_only;
@@ -62,13 +72,13 @@ void run_digest(const DigestFlags& flags) {
     const auto expected = converter::parse_manifest(distckpt::read_text(flags.check), flags.check);
     const auto check = converter::check_manifest(options, expected, !flags.output.empty(),
                                                  make_progress(flags.quiet));
-    if (!flags.output.empty()) output.write(converter::write_manifest(check.found));
+    write(check.found);
     print_check(flags, expected, check);
     if (!check.differences.empty()) throw CLI::RuntimeError(kNo);
     return;
   }
   const auto manifest = converter::digest_checkpoint(options, make_progress(flags.quiet));
-  if (!flags.output.empty()) output.write(converter::write_manifest(manifest));
+  write(manifest);
   if (flags.json) {
     fmt::print("{}", converter::write_manifest(manifest));
   } else if (!flags.quiet) {
@@ -105,7 +115,7 @@ void add_digest(CLI::App& app) {
   command->footer(
       "Exit status: 0 digested (and as the manifest says), 1 the manifest does not match, 2 "
       "trouble.");
-  command->callback([flags] { run_digest(*flags); });
+  command->callback([command, flags] { run_digest(*command, *flags); });
 }
 
 }  // namespace ferry::cli

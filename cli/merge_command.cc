@@ -32,9 +32,10 @@ void print_merged(const MergeFlags& flags, const converter::MergeReport& report)
   }
 }
 
-void run_merge(const MergeFlags& flags) {
+void run_merge(const CLI::App& command, const MergeFlags& flags) {
   auto options = flags.options;
   options.format = target_format(flags.format, options);
+  options.layout_flags = given_layout(command);
   print_merged(flags, converter::merge_adapter(options, flags.adapter, make_progress(flags.quiet)));
 }
 
@@ -74,7 +75,7 @@ void add_merge(CLI::App& app) {
   add_quiet(*command, flags->quiet);
   command->footer(
       "Exit status: 0 merged and proved, 2 trouble (nothing was published, nothing was lost).");
-  command->callback([flags] { run_merge(*flags); });
+  command->callback([command, flags] { run_merge(*command, *flags); });
 }
 
 }  // namespace ferry::cli

@@ -1,6 +1,11 @@
+#include <fmt/ranges.h>
+
+#include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <iterator>
 #include <map>
+#include <string>
 #include <vector>
 
 #include "cli/commands.h"
@@ -8,6 +13,18 @@
 #include "distckpt/base/error.h"
 
 namespace ferry::cli {
+namespace {
+
+std::vector<std::string> given(const CLI::App& command, const std::vector<std::string>& options) {
+  std::vector<std::string> found;
+  std::ranges::copy_if(options, std::back_inserter(found), [&](const std::string& option) {
+    return command.get_option(option)->count() > 0;
+  });
+  return found;
+}
+
+}  // namespace
+
 void add_json(CLI::App& command, bool& json) {
   command.add_flag("--json", json, "Print the report as JSON on stdout");
 }
@@ -71,6 +88,24 @@ void add_layout(CLI::App& command, models::ParallelConfig& parallel) {
   add_size("--make-vocab-size-divisible-by", parallel.make_vocab_size_divisible_by,
            "The vocabulary is padded to a multiple of this times TP")
       ->capture_default_str();
+}
+
+std::vector<std::string> given_layout(const CLI::App& command) {
+  return given(command, {"--tp", "--pp", "--num-layers-in-first-pipeline-stage",
+                         "--num-layers-in-last-pipeline-stage", "--vpp",
+                         "--account-for-embedding-in-pipeline-split",
+                         "--account-for-loss-in-pipeline-split", "--pipeline-model-parallel-layout",
+                         "--ep", "--etp", "--make-vocab-size-divisible-by"});
+}
+
+void require_effective(const CLI::App& command, const std::vector<Ineffective>& table) {
+  for (const auto& row : table) {
+    const auto flags = row.here ? given(command, row.options) : std::vector<std::string>();
+    if (flags.empty()) continue;
+    throw Error(ErrorKind::kUsage,
+                fmt::format("{}: has no effect: {}", fmt::join(flags, ", "), row.why),
+                "leave it away");
+  }
 }
 
 void add_target(CLI::App& command, std::string& format, converter::ConvertOptions& options) {

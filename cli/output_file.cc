@@ -6,6 +6,7 @@
 
 #include "distckpt/base/error.h"
 #include "distckpt/storage/file_io.h"
+#include "distckpt/storage/published_modes.h"
 
 namespace ferry::cli {
 namespace fs = std::filesystem;
@@ -43,10 +44,18 @@ void OutputFile::check() const {
               "choose another name, or replace it with --overwrite");
 }
 
-void OutputFile::write(std::string_view text) const {
+void OutputFile::write(std::string_view text, const std::vector<fs::path>& sources) const {
   if (path_.empty()) return;
   check();  // the work may have taken hours
-  distckpt::replace_text(path_, text);
+  distckpt::PublishedModes modes;
+  for (const auto& path : sources) {
+    if (!path.empty()) modes.narrow_all(path);
+  }
+  const auto mode = modes.lone_file();
+  // A file that is there keeps its permissions, but for those that the sources deny.
+  if (fs::is_regular_file(fs::symlink_status(path_)))
+    fs::permissions(path_, static_cast<fs::perms>(0777U & ~mode & 077U), fs::perm_options::remove);
+  distckpt::replace_text(path_, text, mode);
 }
 
 CLI::Option* add_overwrite_output(CLI::App& command, bool& overwrite) {

@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <filesystem>
 #include <string_view>
+#include <vector>
 
 namespace ferry::cli {
 
@@ -15,7 +16,9 @@ class OutputFile {
   // begins, it tells of it at once. Without a path nothing is written.
   OutputFile(std::filesystem::path path, std::string_view mark, bool overwrite);
 
-  void write(std::string_view text) const;
+  // `sources`: the files and folders that the text was made from. Who may not read them may not
+  // read it either, wherever it lies.
+  void write(std::string_view text, const std::vector<std::filesystem::path>& sources) const;
 
  private:
   void check() const;

@@ -59,10 +59,12 @@ void draw_curve(const ReportFlags& flags) {
   ChartOptions options{
       .title = flags.curve, .axis = over_seconds ? "second" : "step", .smooth = true};
   std::vector<Series> series;
+  std::vector<fs::path> sources;
   auto least = std::numeric_limits<double>::infinity();
   auto most = -least;
   for (std::size_t i = 0; i < flags.runs.size(); ++i) {
     const auto log = trainer::read_run(flags.runs[i]);
+    sources.push_back(log.metrics_path);
     const bool has_times =
         std::ranges::all_of(log.metrics.steps, [](const auto& step) { return step.time > 0; });
     require(!over_seconds || has_times, ErrorKind::kUsage,
@@ -83,7 +85,7 @@ void draw_curve(const ReportFlags& flags) {
     }
   }
   options.from_zero = least >= 0 && least < most / 2;
-  svg.write(chart_file(options, series));
+  svg.write(chart_file(options, series), sources);
   if (!flags.quiet) fmt::print("picture  {}\n", flags.svg.string());
 }
 
@@ -95,11 +97,13 @@ void write_comparison(const ReportFlags& flags) {
           "{} runs: --step, --samples and --json are of one", flags.runs.size());
   const OutputFile page(flags.output, kPageMark, flags.overwrite);
   std::vector<RunReport> runs;
+  std::vector<fs::path> sources;
   for (const auto& run : flags.runs) {
     auto& report = runs.emplace_back(RunReport{.log = trainer::read_run(run)});
+    sources.push_back(report.log.metrics_path);
     report.summaries = trainer::summarize(report.log.metrics);
   }
-  page.write(compare_html(runs, names_of(flags.runs)));
+  page.write(compare_html(runs, names_of(flags.runs)), sources);
   if (!flags.quiet) fmt::print("page     {}\n", flags.output.string());
 }
 
@@ -129,7 +133,9 @@ void write_page(const ReportFlags& flags) {
           "--step {}: no timeline and no samples beside {} have it", flags.step.value_or(0),
           report.log.metrics_path.string());
   const auto output = flags.output.empty() ? folder / "report.html" : flags.output;
-  OutputFile(output, kPageMark, flags.overwrite).write(run_html(report));
+  std::vector<fs::path> sources{report.log.metrics_path};
+  for (const auto& set : report.samples) sources.push_back(set.folder);
+  OutputFile(output, kPageMark, flags.overwrite).write(run_html(report), sources);
   if (flags.json) {
     fmt::print("{}\n", json_text(run_json(report)));
   } else if (!flags.quiet) {

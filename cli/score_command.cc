@@ -66,7 +66,10 @@ void add_score(CLI::App& app) {
   command->footer(
       "reward_model.command='ferry score' asks it. Code is tested in a sandbox.\n"
       "Exit status: 0 at the end of its input, 2 trouble, such as a system without sandboxes.");
-  command->callback([flags] {
+  command->callback([command, flags] {
+    require_effective(*command, {{.here = flags->rules,
+                                  .options = {"--seconds", "--memory"},
+                                  .why = "--rules tests no code"}});
     const auto self = std::filesystem::read_symlink("/proc/self/exe").string();
     const auto memory = std::to_string(parse_size(flags->memory, "--memory"));
     const auto seconds = std::to_string(flags->seconds);

@@ -43,9 +43,17 @@ void print_split(const SplitFlags& flags, const converter::SplitReport& report) 
       percent(worst->error, worst->change), worst->name, report.seconds);
 }
 
-void run_split(const SplitFlags& flags) {
+void run_split(const CLI::App& command, const SplitFlags& flags) {
   auto options = flags.options;
   options.form = converter::adapter_form(flags.form).value();  // CLI11 has checked it
+  require_effective(
+      command,
+      {{.here = flags.form != "megatron",
+        .options = given_layout(command),
+        .why = fmt::format("the target is an adapter of {}, whose tensors are whole",
+                           converter::form_name(options.form))},
+       {.here = flags.json, .options = {"--tensors"}, .why = "--json lists the error of each"},
+       {.here = flags.quiet, .options = {"--tensors"}, .why = "--quiet prints no report"}});
   print_split(flags, converter::split_adapter(options, make_progress(flags.quiet)));
 }
 
@@ -85,7 +93,7 @@ void add_split(CLI::App& app) {
   add_json(*command, flags->json);
   add_quiet(*command, flags->quiet);
   command->footer("Exit status: 0 split and proved, 2 trouble (nothing was published).");
-  command->callback([flags] { run_split(*flags); });
+  command->callback([command, flags] { run_split(*command, *flags); });
 }
 
 }  // namespace ferry::cli

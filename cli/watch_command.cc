@@ -144,7 +144,12 @@ void add_watch(CLI::App& app) {
   command->add_flag("--once", flags->once,
                     "Print the page once. Default where stdout is no terminal");
   command->footer("q ends it. Exit status: 0, or 2 trouble.");
-  command->callback([flags] { watch(*flags); });
+  command->callback([command, flags] {
+    require_effective(*command, {{.here = flags->once,
+                                  .options = {"--interval"},
+                                  .why = "--once looks at the run a single time"}});
+    watch(*flags);
+  });
 }
 
 }  // namespace ferry::cli

@@ -10,6 +10,7 @@
 #include "converter/proof.h"
 #include "converter/shared_work.h"
 #include "converter/write/megatron_target.h"
+#include "converter/write/publication.h"
 #include "converter/write/run_config.h"
 #include "converter/write/store_target.h"
 #include "converter/write/target_folder.h"
@@ -66,6 +67,7 @@ class Conversion {
  private:
   ConvertReport dry_run() const {
     const auto planned = plan_conversion(opened_, options_, opened_.target);
+    require_writable(opened_.target);
     if (options_.dry_run == DryRun::kPlan) return report(planned, {.files = planned.tensor_files});
     auto copied = read(planned, nullptr);
     finish_amendment(copied);
@@ -315,13 +317,11 @@ class Conversion {
     }
   }
 
-  // Permissions under which only users who could read the source can read the target.
   distckpt::PublishedModes modes() const {
-    const auto& source = opened_.source;
-    distckpt::PublishedModes modes;
-    for (const auto& [path, file] : source.files->files()) modes.file &= file.mode;
-    for (const auto& folder : {source.location.root, source.location.folder})
-      modes.folder &= distckpt::identity_of(folder).mode;
+    auto modes = modes_like({&opened_.source});
+    if (options_.amendment != nullptr) {
+      for (const auto& path : options_.amendment->sources()) modes.narrow_all(path);
+    }
     return modes;
   }
 

@@ -36,6 +36,7 @@ struct ConvertOptions {
   std::filesystem::path hf_config{};
   Selection selection{};                              // convert this part of the model
   models::ParallelConfig parallel{};                  // of a Megatron target
+  std::vector<std::string> layout_flags{};            // of those that a user gave: "--tp"
   std::optional<MegatronLayout> megatron_layout{};    // default: the source's
   std::optional<distckpt::DType> dtype{};             // default: each tensor keeps its own
   bool keep_quantized = false;                        // no dequantisation

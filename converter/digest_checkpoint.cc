@@ -83,11 +83,10 @@ Manifest manifest_of(const Checkpoint& checkpoint, const std::vector<distckpt::D
 }
 
 Manifest digest_checkpoint(const DigestOptions& options, const ProgressFunction& progress) {
-  OpenOptions how{.iteration = options.iteration,
-                  .hf_config = {},
-                  .keep_quantized = options.keep_quantized,
-                  .without_adapter = true};
-  if (!locate(options.path, options.iteration).has_own_config()) how.hf_config = options.hf_config;
+  const OpenOptions how{.iteration = options.iteration,
+                        .hf_config = options.hf_config,
+                        .keep_quantized = options.keep_quantized,
+                        .without_adapter = true};
   auto checkpoint = open(options.path, how);
   check_derived(checkpoint);
   // A part of itself is itself.

@@ -55,8 +55,13 @@ void require_used(bool used, std::string_view flag, std::string_view why, std::s
 
 }  // namespace
 
-void require_no_layout(const models::ParallelConfig& parallel, std::string_view target) {
-  const auto flags = layout_flags(parallel);
+void require_no_layout(const models::ParallelConfig& parallel,
+                       std::string_view target,
+                       const std::vector<std::string>& given) {
+  auto flags = layout_flags(parallel);
+  for (const auto& flag : given) {
+    if (std::ranges::find(flags, flag) == flags.end()) flags.emplace_back(flag);
+  }
   require_used(flags.empty(), fmt::format("{}", fmt::join(flags, ", ")),
                fmt::format("the target is {}, whose tensors are whole", target),
                "leave it away, or write for Megatron with --to megatron");
@@ -65,7 +70,7 @@ void require_no_layout(const models::ParallelConfig& parallel, std::string_view 
 void require_effective(const ConvertOptions& options, const Checkpoint& source, Format target) {
   const bool to_megatron = target == Format::kTorchDist;
   const auto format = source.location.format;
-  if (!to_megatron) require_no_layout(options.parallel, name_of(target));
+  if (!to_megatron) require_no_layout(options.parallel, name_of(target), options.layout_flags);
   require_used(to_megatron || !options.megatron_layout, "--megatron-layout",
                fmt::format("the target is {}", name_of(target)),
                "leave it away, or write for Megatron with --to megatron");

@@ -2,7 +2,9 @@
 // expects another target.
 #pragma once
 
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "converter/convert.h"
 #include "models/spec/parallel_config.h"
@@ -14,7 +16,9 @@ namespace ferry::converter {
 void require_effective(const ConvertOptions& options, const Checkpoint& source, Format target);
 
 // Throws Error(kUsage) naming the options of another layout than one rank's, which have no effect
-// on `target`: "a PEFT adapter".
-void require_no_layout(const models::ParallelConfig& parallel, std::string_view target);
+// on `target`: "a PEFT adapter"; and those of `given`, whatever they say.
+void require_no_layout(const models::ParallelConfig& parallel,
+                       std::string_view target,
+                       const std::vector<std::string>& given = {});
 
 }  // namespace ferry::converter

@@ -118,7 +118,10 @@ void verify_logits(const VerifyModelsFlags& flags) {
                                 .device = flags.mesh.device,
                                 .mesh = mesh.shape(),
                                 .sequence_parallel = flags.mesh.sequence_parallel};
-    if (!flags.html.empty()) html.write(logits_html(subject, report));
+    if (!flags.html.empty()) {
+      html.write(logits_html(subject, report),
+                 {flags.checkpoint, flags.reference, flags.hf_config});
+    }
     if (flags.json) {
       fmt::print("{}\n", logits_json(subject, report).dump(2));
     } else if (!flags.quiet) {
@@ -161,7 +164,16 @@ void add_verify_models(CLI::App& app) {
   command->footer(
       "Ranks are those that torchrun, srun or mpirun started; of one process on the host they are "
       "threads.\nExit status: 0 equal in every bit, 1 something differs, 2 trouble.");
-  command->callback([flags] {
+  command->callback([command, flags] {
+    require_effective(*command,
+                      {{.here = !flags->numerics.empty(),
+                        .options = {"--logits", "--reference", "--html", "--overwrite", "--packed",
+                                    "--finite", "--pp", "--cp", "--pipeline-model-parallel-layout",
+                                    "--sp", "--tp", "--ep", "--etp", "--alignment", "--timeout"},
+                        .why = "--numerics certifies operations of this machine, on no mesh"},
+                       {.here = flags->html.empty(),
+                        .options = {"--overwrite"},
+                        .why = "without --html no file is written"}});
     if (!flags->numerics.empty()) return verify_numerics(*flags);
     verify_logits(*flags);
   });

@@ -83,10 +83,11 @@ class AdapterConversion {
     prove(place.output(), copied, progress);
     source.files->require_unchanged();
     base_.files->require_unchanged();
-    place.publish(modes());
+    const auto modes = modes_like({&source, &base_});
+    place.publish(modes);
     if (writes_megatron(options_)) {
       place.replace_beside(distckpt::kTracker, distckpt::iteration_text(kAdapterIteration),
-                           modes().file);
+                           modes.file);
     }
     return make_report(plan);
   }
@@ -216,14 +217,6 @@ class AdapterConversion {
     std::map<std::string, float> of_tower;
     for (const auto& one : adapter.tower) of_tower.emplace(one.prefix, one.scaling);
     return {std::move(found), std::move(of_tower)};
-  }
-
-  distckpt::PublishedModes modes() const {
-    distckpt::PublishedModes modes;
-    const auto& source = adapter_.checkpoint;
-    for (const auto& [path, file] : source.files->files()) modes.file &= file.mode;
-    modes.folder &= distckpt::identity_of(source.location.folder).mode;
-    return modes;
   }
 
   ConvertAdapterReport make_report(const distckpt::CopyPlan& plan) const {

@@ -19,6 +19,7 @@
 #include "converter/shared_work.h"
 #include "converter/stored/sidecar.h"
 #include "converter/write/megatron_target.h"
+#include "converter/write/publication.h"
 #include "converter/write/target_folder.h"
 #include "distckpt/base/cbor.h"
 #include "distckpt/base/error.h"
@@ -338,8 +339,11 @@ class Saving {
         return replaceable_files(old, Format::kTorchDist, planned);
       };
     }
-    work_->publish(replaceable);
-    work_->replace_beside(distckpt::kTracker, distckpt::iteration_text(options_.iteration), 0644);
+    const auto modes =
+        options_.origin != nullptr ? modes_like({options_.origin}) : distckpt::PublishedModes();
+    work_->publish(replaceable, modes);
+    work_->replace_beside(distckpt::kTracker, distckpt::iteration_text(options_.iteration),
+                          modes.file);
   }
 
   const distckpt::RankGroup& group_;

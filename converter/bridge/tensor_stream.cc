@@ -59,7 +59,7 @@ void require_matching_patterns(const Selection& selection, const std::vector<std
     for (const auto& pattern : *patterns) {
       const bool any = std::ranges::any_of(
           names, [&](const std::string& name) { return matches(pattern, name); });
-      require(any, ErrorKind::kUsage, "'{}': matches no tensor of this rank", pattern);
+      require(any, ErrorKind::kUsage, "'{}': matches no parameter of the model", pattern);
     }
   }
 }
@@ -172,10 +172,9 @@ WantedTensors tensors_of_rank(const Checkpoint& checkpoint,
   const auto at = mesh.coordinates(rank);
   const auto whole = whole_model(checkpoint, parallel);
   WantedTensors wanted{.megatron_names = true, .parallel = parallel, .tensors = {}};
-  std::vector<std::string> names;
+  require_matching_patterns(selection, whole.keys);  // on every rank alike
   for (const auto& chunk : models::stage_chunks(config, parallel, at.pp)) {
     for (const auto& parameter : models::parameter_layout(config, mesh, at, chunk, {})) {
-      names.push_back(parameter.key);
       if (!selection.selects(parameter.key)) continue;
       wanted.tensors.push_back({.name = parameter.key,
                                 .dtype = whole.dtypes[whole.index.at(parameter.key)],
@@ -183,7 +182,6 @@ WantedTensors tensors_of_rank(const Checkpoint& checkpoint,
                                 .boxes = parameter.boxes});
     }
   }
-  require_matching_patterns(selection, names);
   return wanted;
 }
 
@@ -269,7 +267,8 @@ void TensorStream::make_plan() {
       builder.add(model.keys[i], tensors[first].dtype, model.shapes[i]);
     }
     for (std::size_t i = 0; i < tensors.size(); ++i) {
-      if (tensors[i].role != distckpt::Role::kWeight) continue;
+      const bool beside = checkpoint_->map.is_carried(tensors[i].name);  // no module has a tower
+      if (tensors[i].role != distckpt::Role::kWeight || beside) continue;
       at[i] = static_cast<std::uint32_t>(kept.size());
       kept.push_back(tensors[i]);
     }

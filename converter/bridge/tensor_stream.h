@@ -47,7 +47,8 @@ WantedTensors whole_tensors(const Checkpoint& checkpoint, const Selection& selec
 // The parameters that one rank of a mesh holds, as Megatron-Core's modules have them: each layer
 // and each expert under a key of its own ("decoder.layers.3.mlp.linear_fc1.weight"), in the order
 // of the modules. Throws Error(kUsage) for a rank that the mesh lacks, for a mesh over which the
-// model cannot be split, and for a pattern that matches no key.
+// model cannot be split, and for a pattern that matches no key of the whole model: of one that
+// other ranks match this one has nothing.
 WantedTensors tensors_of_rank(const Checkpoint& checkpoint,
                               const models::ParallelConfig& parallel,
                               int rank,

@@ -43,6 +43,12 @@ distckpt::Digest DeltaChain::identity() const {
   return all.digest();
 }
 
+std::vector<std::filesystem::path> DeltaChain::sources() const {
+  std::vector<std::filesystem::path> paths;
+  for (const auto& delta : deltas_) paths.push_back(delta->summary().path);
+  return paths;
+}
+
 void DeltaChain::begin(Checkpoint& source) {
   element_sizes_.clear();
   for (const auto& tensor : source.tensors) element_sizes_.push_back(size_of(tensor.dtype));

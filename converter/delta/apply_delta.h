@@ -26,6 +26,7 @@ class DeltaChain : public Amendment {
   const std::vector<std::unique_ptr<Delta>>& deltas() const { return deltas_; }
 
   distckpt::Digest identity() const override;
+  std::vector<std::filesystem::path> sources() const override;
   void begin(Checkpoint& source) override;
   void amend(std::uint32_t tensor, std::int64_t element, std::span<std::byte> elements) override;
   bool in_order() const override;

@@ -12,7 +12,7 @@
 #include "converter/delta/seen_blocks.h"
 #include "distckpt/base/error.h"
 #include "distckpt/base/integers.h"
-#include "distckpt/base/object_pool.h"
+#include "distckpt/execute/object_pool.h"
 #include "distckpt/formats/safetensors.h"
 #include "distckpt/plan/schedule.h"
 #include "distckpt/storage/file_io.h"

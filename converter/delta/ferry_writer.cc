@@ -5,7 +5,7 @@
 #include "converter/delta/delta_writer.h"
 #include "converter/delta/difference_codec.h"
 #include "distckpt/base/integers.h"
-#include "distckpt/base/object_pool.h"
+#include "distckpt/execute/object_pool.h"
 #include "distckpt/plan/schedule.h"
 
 namespace ferry::converter {

@@ -55,7 +55,7 @@ class DeltaMaker {
     auto report = make_report();
     for (const auto& name : names)
       report.stored_bytes += static_cast<std::int64_t>(fs::file_size(folder / name));
-    target.publish(modes());
+    target.publish(modes_like({&pair_.left(), &pair_.right()}));
     report.seconds = stopwatch.seconds();
     return report;
   }
@@ -180,17 +180,6 @@ class DeltaMaker {
         },
         progress, writer.in_order());
     for (std::size_t i = 0; i < changed.size(); ++i) manifest_.tensors[i].num_changed = changed[i];
-  }
-
-  // Permissions under which only users who could read both ends can read the delta.
-  distckpt::PublishedModes modes() const {
-    distckpt::PublishedModes modes;
-    for (const auto* end : {&pair_.left(), &pair_.right()}) {
-      for (const auto& [path, file] : end->files->files()) modes.file &= file.mode;
-      for (const auto& folder : {end->location.root, end->location.folder})
-        modes.folder &= distckpt::identity_of(folder).mode;
-    }
-    return modes;
   }
 
   MakeDeltaReport make_report() const {

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <span>
 #include <vector>
 
@@ -18,6 +19,9 @@ class Amendment {
 
   // Tells it from every other: an interrupted conversion goes on with the same one alone.
   virtual distckpt::Digest identity() const = 0;
+
+  // The files and folders that it was read from: who may not read them may not read the result.
+  virtual std::vector<std::filesystem::path> sources() const = 0;
 
   // Looks at the source before anything of it is read; may change the files that travel along.
   // Throws Error if the amendment is not of this checkpoint.

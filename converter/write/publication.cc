@@ -17,6 +17,16 @@ const fs::path& require_free(const fs::path& target) {
 
 }  // namespace
 
+distckpt::PublishedModes modes_like(std::initializer_list<const Checkpoint*> sources) {
+  distckpt::PublishedModes modes;
+  for (const auto* source : sources) {
+    modes.narrow(*source->files);
+    for (const auto& folder : {source->location.root, source->location.folder})
+      modes.narrow(folder);
+  }
+  return modes;
+}
+
 Publication::Publication(const fs::path& target)
     : target_(require_free(target)),
       work_(distckpt::is_remote(target) ? buffer_folder(target) : target, /*resume=*/false) {}

@@ -3,15 +3,20 @@
 #pragma once
 
 #include <filesystem>
+#include <initializer_list>
 #include <memory>
 #include <optional>
 #include <string_view>
 #include <vector>
 
+#include "converter/open/checkpoint.h"
 #include "converter/write/store_target.h"
 #include "distckpt/storage/work_folder.h"
 
 namespace ferry::converter {
+
+// Permissions of what is made of checkpoints: narrower than each of their files and folders.
+distckpt::PublishedModes modes_like(std::initializer_list<const Checkpoint*> sources);
 
 class Publication {
  public:

@@ -1,10 +1,11 @@
 #include "converter/write/target_folder.h"
 
 #include <fcntl.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
-#include <optional>
+#include <cerrno>
 #include <set>
 #include <string>
 #include <string_view>
@@ -35,10 +36,12 @@ constexpr std::array<std::string_view, 17> kCompanions{
     "spiece.model",    "preprocessor_config.json", "processor_config.json",
     "ferry-part.json", "sentencepiece.bpe.model"};
 
-bool is_weights(std::string_view name, Format format) {
+// True for a name that a conversion gives a file of weights.
+bool is_weights(const fs::path& path, Format format) {
+  const auto name = path.string();
   switch (format) {
     case Format::kHuggingFace:
-      return name == distckpt::safetensors_filename(0, 1) ||
+      return name == distckpt::kSafetensorsModel ||
              (name.starts_with("model-") && name.ends_with(distckpt::kSafetensorsSuffix));
     case Format::kArchive:
       return distckpt::shard_store_file_count(name).has_value();
@@ -47,54 +50,84 @@ bool is_weights(std::string_view name, Format format) {
   }
 }
 
-bool is_companion(std::string_view name, Format format) {
+bool is_there(const fs::path& path) {
+  return fs::is_regular_file(fs::symlink_status(path));
+}
+
+// The files of a checkpoint that lies in a folder, as its own records name them.
+struct OwnFiles {
+  std::set<fs::path> weights{};
+  std::set<fs::path> others{};
+  std::string_view record{};  // names the weights
+};
+
+OwnFiles own_files_of_hf(const fs::path& folder) {
+  OwnFiles own{.others = {kCompanions.begin(), kCompanions.end()},
+               .record = distckpt::kSafetensorsIndex};
+  own.others.insert(distckpt::kSafetensorsIndex);
+  const auto index = folder / distckpt::kSafetensorsIndex;
+  if (!is_there(index)) {
+    own.weights.insert(distckpt::kSafetensorsModel);
+    return own;
+  }
+  for (const auto& name : files_of_index(distckpt::read_text(index), index.string())) {
+    if (name.ends_with(distckpt::kSafetensorsSuffix)) own.weights.insert(name);
+  }
+  return own;
+}
+
+// The names say how many files an archive has.
+OwnFiles own_files_of_archive(const fs::path& folder) {
+  OwnFiles own{.record = "the archive"};
+  for (const auto& path : distckpt::list_source(folder)) {
+    const auto count = distckpt::shard_store_file_count(path.filename().string());
+    if (!count) continue;
+    for (std::size_t i = 0; i < *count; ++i)
+      own.weights.insert(distckpt::shard_store_filename(i, *count));
+    break;
+  }
+  return own;
+}
+
+OwnFiles own_files_of_megatron(const fs::path& folder) {
+  OwnFiles own{.others = {distckpt::kTorchDistMetadata, distckpt::kTorchDistConfig,
+                          distckpt::kCommon, kRunConfig},
+               .record = distckpt::kTorchDistMetadata};
+  if (is_there(folder / distckpt::kTorchDistMetadata)) {
+    for (const auto& name : distckpt::torch_dist_filenames(folder)) own.weights.insert(name);
+  }
+  const fs::path sidecar(distckpt::kSidecar);
+  const auto list = folder / sidecar / distckpt::kSidecarIndex;
+  if (!is_there(list)) return own;
+  own.others.insert(sidecar / distckpt::kSidecarIndex);
+  own.others.insert(sidecar / distckpt::kSidecarDerived);
+  const auto source = list.string();
+  const auto index = distckpt::parse_json(distckpt::read_text(list), source);
+  for (const auto& [name, _] : distckpt::json_at(index, "files", source).items())
+    own.others.insert(sidecar / name);
+  return own;
+}
+
+OwnFiles own_files(const fs::path& folder, Format format) {
   switch (format) {
     case Format::kHuggingFace:
-      return name == distckpt::kSafetensorsIndex ||
-             std::ranges::find(kCompanions, name) != kCompanions.end();
+      return own_files_of_hf(folder);
     case Format::kArchive:
-      return false;
+      return own_files_of_archive(folder);
     default:
-      return name == distckpt::kTorchDistMetadata || name == distckpt::kTorchDistConfig ||
-             name == distckpt::kCommon || name == kRunConfig;
+      return own_files_of_megatron(folder);
   }
 }
 
-// The files of a sidecar: those that it lists.
-std::set<fs::path> sidecar_listed(const fs::path& iteration_folder) {
-  const fs::path sidecar(distckpt::kSidecar);
-  std::set<fs::path> names;
-  const auto path = iteration_folder / sidecar / distckpt::kSidecarIndex;
-  if (!fs::is_regular_file(fs::symlink_status(path))) return names;
-  names.insert(sidecar / distckpt::kSidecarIndex);
-  names.insert(sidecar / distckpt::kSidecarDerived);
-  const auto source = path.string();
-  const auto index = distckpt::parse_json(distckpt::read_text(path), source);
-  for (const auto& [name, _] : distckpt::json_at(index, "files", source).items())
-    names.insert(sidecar / name);
-  return names;
-}
-
-// The weights of a Hugging Face folder: those that its index lists. Nothing if its config.json is
-// no model's.
-std::optional<std::set<fs::path>> index_listed(const fs::path& folder) {
-  const auto read = [&](std::string_view name) {
-    const auto path = folder / name;
-    return fs::is_regular_file(fs::symlink_status(path)) ? distckpt::read_text(path)
-                                                         : std::string("{}");
-  };
+// A program may keep its settings in a config.json, too.
+bool has_config_of_a_model(const fs::path& folder) {
+  const auto path = folder / distckpt::kHfConfig;
+  if (!is_there(path)) return false;
   try {
-    const auto config = distckpt::parse_python_json(read(distckpt::kHfConfig), "config.json");
-    if (!config.is_object() || !config.contains("model_type")) return std::nullopt;
-    std::set<fs::path> names;
-    if (fs::exists(folder / distckpt::kSafetensorsIndex)) {
-      for (const auto& name : files_of_index(read(distckpt::kSafetensorsIndex), "the index")) {
-        if (name.ends_with(distckpt::kSafetensorsSuffix)) names.insert(name);
-      }
-    }
-    return names;
+    const auto config = distckpt::parse_python_json(distckpt::read_text(path), path.string());
+    return config.is_object() && config.contains("model_type");
   } catch (const Error&) {
-    return std::nullopt;
+    return false;
   }
 }
 
@@ -134,8 +167,7 @@ fs::path resolve_target(const fs::path& path) {
   if (distckpt::is_remote(path)) {
     require(path.string().starts_with("s3://"), ErrorKind::kUsage,
             "{}: a conversion is written to a folder or to S3", path.string());
-    auto address = path.string();
-    while (address.ends_with('/')) address.pop_back();
+    auto address = distckpt::address_of(path);
     require(!distckpt::parse_s3_address(address).key.empty(), ErrorKind::kUsage,
             "{}: is a bucket: name a folder in it", address);
     return address;
@@ -174,6 +206,25 @@ void refuse_unsafe_target(const fs::path& target,
                   : "choose another target, or replace it with --overwrite");
 }
 
+void require_writable(const fs::path& target) {
+  if (distckpt::is_remote(target)) return;
+  auto folder = target;
+  if (!fs::is_directory(target)) {
+    std::error_code unknown;
+    do folder = folder.parent_path();
+    while (folder.has_relative_path() && !fs::exists(fs::symlink_status(folder, unknown)));
+  }
+  const auto check = [&](const fs::path& path) {
+    const int error = !fs::is_directory(path)                                             ? ENOTDIR
+                      : ::faccessat(AT_FDCWD, path.c_str(), W_OK | X_OK, AT_EACCESS) != 0 ? errno
+                                                                                          : 0;
+    require(error == 0, ErrorKind::kIo, "{}: cannot be written: {}: {}", target.string(),
+            path.string(), distckpt::system_error_text(error));
+  };
+  check(folder);
+  if (folder == target) check(target.parent_path());
+}
+
 std::vector<fs::path> replaceable_files(const fs::path& folder,
                                         Format format,
                                         const std::vector<fs::path>& planned) {
@@ -182,40 +233,36 @@ std::vector<fs::path> replaceable_files(const fs::path& folder,
                 fmt::format("{}: {}{}, and so it is not overwritten", folder.string(), what, why),
                 "move it away, or choose another target");
   };
+  const auto opened = distckpt::open_folder(AT_FDCWD, folder);
+  if (!opened) refuse("", "is not a folder");
+  const auto own = own_files(folder, format);
   std::set<fs::path> known(planned.begin(), planned.end());
-  if (format == Format::kTorchDist) known.merge(sidecar_listed(folder));
-  std::optional<std::set<fs::path>> listed{std::in_place};
-  if (format == Format::kHuggingFace) listed = index_listed(folder);
-  const bool is_model = listed.has_value();
-  if (listed) known.merge(*listed);
+  std::erase_if(known, [&](const fs::path& name) { return is_weights(name, format); });
+  known.insert(own.weights.begin(), own.weights.end());
+  known.insert(own.others.begin(), own.others.end());
   std::set<fs::path> folders;
   for (const auto& file : known) folders.insert(file.parent_path());
   for (const auto& file : known) folders.insert(file.parent_path().parent_path());
 
-  const auto opened = distckpt::open_folder(AT_FDCWD, folder);
-  if (!opened) refuse("", "is not a folder");
   std::vector<fs::path> files;
   bool has_weights = false;
-  distckpt::walk_folder(
-      opened->get(), [&](const fs::path& path, const distckpt::FolderEntry& entry) {
-        const bool on_top = !path.has_parent_path();
-        if (entry.is_folder()) {
-          if (!folders.contains(path))
-            refuse(fmt::format("holds {}/", path.string()), ", which no conversion writes there");
-          return;
-        }
-        const bool weights = on_top && is_weights(entry.name, format);
-        const bool ours =
-            weights || (on_top && is_companion(entry.name, format)) || known.contains(path);
-        if (!entry.is_file() || !ours)
-          refuse(fmt::format("holds {}", path.string()), ", which no conversion writes there");
-        has_weights =
-            has_weights || weights ||
-            (format == Format::kHuggingFace && path.extension() == distckpt::kSafetensorsSuffix);
-        files.push_back(path);
-      });
+  distckpt::walk_folder(opened->get(),
+                        [&](const fs::path& path, const distckpt::FolderEntry& entry) {
+                          if (entry.is_folder() && folders.contains(path)) return;
+                          if (!entry.is_file() || !known.contains(path)) {
+                            const auto slash = entry.is_folder() ? "/" : "";
+                            refuse(fmt::format("holds {}{}", path.string(), slash),
+                                   entry.is_file() && is_weights(path, format)
+                                       ? fmt::format(", which {} does not name", own.record)
+                                       : ", which no conversion writes there");
+                          }
+                          has_weights = has_weights || own.weights.contains(path) ||
+                                        path.extension() == distckpt::kSafetensorsSuffix;
+                          files.push_back(path);
+                        });
   if (!has_weights) refuse("holds no weights", ": it is not a checkpoint");
-  if (!is_model) refuse("holds no config.json of a model", "");
+  if (format == Format::kHuggingFace && !has_config_of_a_model(folder))
+    refuse("holds no config.json of a model", "");
   return files;
 }
 

@@ -1,5 +1,5 @@
-// The folder that a conversion writes, and what --overwrite may replace of it: one in which
-// everything is what a conversion to its format writes.
+// The folder that a conversion writes, and what --overwrite may replace of it: a checkpoint of the
+// same format that consists of the files which its own records name.
 #pragma once
 
 #include <filesystem>
@@ -25,9 +25,15 @@ void refuse_unsafe_target(const std::filesystem::path& target,
                           const std::filesystem::path& source_folder,
                           bool overwrite);
 
+// For a run that writes nothing. Throws Error(kIo) if this user can make no folder where the target
+// goes, or may not take away the one that is there. Nothing is asked of a store.
+void require_writable(const std::filesystem::path& target);
+
 // The files of the folder, relative to it. Throws Error(kUsage) that names a file, folder or link
-// in it that no conversion to `format` writes, or a folder that holds no weights. Names that depend
-// on the source (a README) are known if they are among `planned`, those of this conversion.
+// in it that no conversion to `format` writes, weights that the index of the checkpoint there
+// (.metadata, the number in an archive's names) does not name, or a folder that holds no weights;
+// Error(kCorrupt) for an index that cannot be read. Names that depend on the source (a README) are
+// known if they are among `planned`, those of this conversion.
 std::vector<std::filesystem::path> replaceable_files(
     const std::filesystem::path& folder,
     Format format,

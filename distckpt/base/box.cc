@@ -110,8 +110,8 @@ std::string to_string(const Box& box) {
 }
 
 std::optional<Box> intersect(const Box& a, const Box& b) {
-  require(a.rank() == b.rank(), ErrorKind::kBug, "boxes {} and {} differ in rank", to_string(a),
-          to_string(b));
+  if (a.rank() != b.rank())
+    fail(ErrorKind::kBug, "boxes {} and {} differ in rank", to_string(a), to_string(b));
   Box both = a;
   for (int d = 0; d < a.rank(); ++d) {
     const auto begin = std::max(a.offset[d], b.offset[d]);
@@ -186,8 +186,10 @@ void split_flat(const Shape& shape,
 std::vector<FlatPiece> split_flat_range(const Shape& shape, std::int64_t begin, std::int64_t end) {
   std::vector<FlatPiece> pieces;
   const auto whole = Box::whole(shape);
-  require(begin >= 0 && begin <= end && end <= whole.volume(), ErrorKind::kLayout,
-          "range {}:{} leaves a tensor of shape {}", begin, end, to_string(shape));
+  if (begin < 0 || begin > end || end > whole.volume()) {
+    fail(ErrorKind::kLayout, "range {}:{} leaves a tensor of shape {}", begin, end,
+         to_string(shape));
+  }
   if (begin == end) return pieces;
   if (shape.empty()) return {{.box = whole, .begin = 0}};
   split_flat(shape, row_major_strides(shape), 0, whole, 0, begin, end, pieces);
@@ -211,8 +213,8 @@ bool same_extents(const Shape& a, const Shape& b) {
 }
 
 Box translate(const Box& part, const Box& from, const Box& to) {
-  require(same_extents(from.size, to.size), ErrorKind::kBug, "{} cannot be laid over {}",
-          to_string(from), to_string(to));
+  if (!same_extents(from.size, to.size))
+    fail(ErrorKind::kBug, "{} cannot be laid over {}", to_string(from), to_string(to));
   Box result = to;
   // Aligned at the last dimension; dimensions that only one of the two has are of size one.
   for (int d = 1; d <= std::min(from.rank(), to.rank()); ++d) {

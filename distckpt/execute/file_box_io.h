@@ -13,9 +13,9 @@
 #include <string>
 #include <vector>
 
-#include "distckpt/base/object_pool.h"
 #include "distckpt/execute/checksum_ledger.h"
 #include "distckpt/execute/chunk_cache.h"
+#include "distckpt/execute/object_pool.h"
 #include "distckpt/execute/plane_codec.h"
 #include "distckpt/plan/box_io.h"
 #include "distckpt/plan/layout.h"

@@ -115,11 +115,18 @@ class MetadataReader {
     checkpoint_.folder = folder;
   }
 
+  std::set<std::string> filenames() const {
+    std::set<std::string> names;
+    for (const auto& [_, info] : metadata().at("storage_data").items()) {
+      const auto name = info.at("relative_path").as_string();
+      require_plain_filename(name, source_);
+      names.emplace(name);
+    }
+    return names;
+  }
+
   TorchDistCheckpoint read() {
-    const auto root = pickle_.root();
-    require(root.is_object(kMetadataClass) || root.is_object(kMCoreMetadataClass),
-            ErrorKind::kCorrupt, "{}: holds {}, not the Metadata of a distributed checkpoint",
-            source_, root.describe());
+    const auto root = metadata();
     const auto planner_data = root.find("planner_data");
     checkpoint_.is_planned = planner_data && !planner_data->is_none();
     read_items(root.at("storage_data"));
@@ -147,6 +154,14 @@ class MetadataReader {
   }
 
  private:
+  PickleValue metadata() const {
+    const auto root = pickle_.root();
+    require(root.is_object(kMetadataClass) || root.is_object(kMCoreMetadataClass),
+            ErrorKind::kCorrupt, "{}: holds {}, not the Metadata of a distributed checkpoint",
+            source_, root.describe());
+    return root;
+  }
+
   void read_items(PickleValue storage_data) {
     for (const auto& [index, info] : storage_data.items()) {
       const auto key = index.at("fqn").as_string();
@@ -281,6 +296,10 @@ TorchDistCheckpoint read_torch_dist(const std::filesystem::path& folder) {
 
 TorchDistCheckpoint read_dcp(const std::filesystem::path& folder) {
   return MetadataReader(folder).read();
+}
+
+std::set<std::string> torch_dist_filenames(const std::filesystem::path& folder) {
+  return MetadataReader(folder).filenames();
 }
 
 std::optional<Pickle> read_common_state(const TorchDistCheckpoint& checkpoint) {

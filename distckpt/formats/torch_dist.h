@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -62,6 +63,9 @@ TorchDistCheckpoint read_torch_dist(const std::filesystem::path& folder);
 
 // The same of a checkpoint that has no metadata.json, as torch.distributed.checkpoint writes it.
 TorchDistCheckpoint read_dcp(const std::filesystem::path& folder);
+
+// The files that `.metadata` names, whether they are there or not. Throws Error(kCorrupt).
+std::set<std::string> torch_dist_filenames(const std::filesystem::path& folder);
 
 // The common state: common.pt, which wins, else the object common_state. Nothing if there is
 // neither.

@@ -1,5 +1,6 @@
 #include "distckpt/formats/torch_dist_writer.h"
 
+#include <map>
 #include <utility>
 
 #include "distckpt/base/error.h"
@@ -33,6 +34,8 @@ TorchDistTarget::TorchDistTarget(std::filesystem::path folder,
   common(plain);
   common_file_ = torch_archive(plain.finish(), std::filesystem::path(kCommon).stem().string());
 
+  // A model has few shapes and many experts.
+  std::map<std::pair<DType, Shape>, TensorItemLayout> items;
   // First pass: the size of every file, byte items before tensors as torch has them.
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     const auto file = static_cast<StorageId>(file_names_.size());
@@ -49,7 +52,9 @@ TorchDistTarget::TorchDistTarget(std::filesystem::path folder,
       tensor.validate();
       if (!tensor.is_main_replica()) continue;
       const auto box = tensor.box();
-      auto item = tensor_item_layout(tensor.dtype, box.size);
+      const auto [of_shape, is_new] = items.try_emplace({tensor.dtype, box.size});
+      if (is_new) of_shape->second = tensor_item_layout(tensor.dtype, box.size);
+      const auto& item = of_shape->second;
       const auto known = layout_.find(tensor.key);
       const auto index = known ? *known
                                : layout_.add_tensor({.name = tensor.key,
@@ -57,10 +62,11 @@ TorchDistTarget::TorchDistTarget(std::filesystem::path folder,
                                                      .shape = tensor.global_shape,
                                                      .shards = {}});
       auto& layout = layout_.tensor(index);
-      require(layout.dtype == tensor.dtype && layout.shape == tensor.global_shape,
-              ErrorKind::kLayout, "{}: {} {} on rank {}, but {} {} on another", tensor.key,
-              short_name(tensor.dtype), to_string(tensor.global_shape), rank,
-              short_name(layout.dtype), to_string(layout.shape));
+      if (layout.dtype != tensor.dtype || layout.shape != tensor.global_shape) {
+        fail(ErrorKind::kLayout, "{}: {} {} on rank {}, but {} {} on another", tensor.key,
+             short_name(tensor.dtype), to_string(tensor.global_shape), rank,
+             short_name(layout.dtype), to_string(layout.shape));
+      }
       layout.shards.push_back(packed_shard(box, tensor.dtype, file, position + item.head_bytes));
       chunks_.push_back(
           {.tensor = index, .box = box, .file = file, .offset = position, .item = item});
@@ -103,8 +109,10 @@ void TorchDistTarget::begin_files(FileSink& sink) const {
 void TorchDistTarget::finish_chunk(FileSink& sink, std::uint32_t index) const {
   const auto& chunk = chunks_.at(index);
   const auto crc = sink.ledger().combined(index);
-  require(crc.has_value(), ErrorKind::kBug, "{} {} was not written whole",
-          layout_.tensor(chunk.tensor).name, to_string(chunk.box));
+  if (!crc) {
+    fail(ErrorKind::kBug, "{} {} was not written whole", layout_.tensor(chunk.tensor).name,
+         to_string(chunk.box));
+  }
   sink.write_raw(chunk.file, chunk.offset, as_bytes(chunk.item.head()));
   sink.write_raw(chunk.file, chunk.offset + chunk.item.head_bytes + chunk.item.payload_bytes,
                  as_bytes(chunk.item.tail(*crc)));

@@ -156,22 +156,30 @@ bool axes_fit(const BoxLink& link, std::int64_t pack) {
   return std::ranges::all_of(left, [](auto extent) { return extent == 1 || extent == -1; });
 }
 
+// A model of many experts has hundreds of thousands of links: what a message shows is formatted
+// where there is one.
 void check_link(const BoxLink& link,
                 std::int64_t pack,
                 const TensorMap& map,
                 const ModelTensor& model,
                 const TensorLayout& stored) {
-  require(model.interleaved == 1 || (model.interleaved > 1 && !model.shape.empty() &&
-                                     model.shape[model.shape.rank() - 1] % model.interleaved == 0),
-          ErrorKind::kLayout, "{}: shape {} has no {} parts that take turns", model.name,
-          to_string(model.shape), model.interleaved);
+  const bool has_parts =
+      model.interleaved == 1 || (model.interleaved > 1 && !model.shape.empty() &&
+                                 model.shape[model.shape.rank() - 1] % model.interleaved == 0);
+  if (!has_parts) {
+    fail(ErrorKind::kLayout, "{}: shape {} has no {} parts that take turns", model.name,
+         to_string(model.shape), model.interleaved);
+  }
   const auto grid = model.grid();
   const auto& space = link.model_box.rank() == grid.rank() ? grid : model.shape;
-  require(link.model_box.inside(space), ErrorKind::kLayout, "{}: {} leaves its shape {}",
-          model.name, to_string(link.model_box), to_string(space));
-  require(link.stored_box.inside(stored.shape), ErrorKind::kLayout,
-          "{}: {} of it (for {}) leaves its shape {}", stored.name, to_string(link.stored_box),
-          model.name, to_string(stored.shape));
+  if (!link.model_box.inside(space)) {
+    fail(ErrorKind::kLayout, "{}: {} leaves its shape {}", model.name, to_string(link.model_box),
+         to_string(space));
+  }
+  if (!link.stored_box.inside(stored.shape)) {
+    fail(ErrorKind::kLayout, "{}: {} of it (for {}) leaves its shape {}", stored.name,
+         to_string(link.stored_box), model.name, to_string(stored.shape));
+  }
   const bool readable =
       link.scale >= 0
           ? holds(stored.dtype, map.scales[static_cast<std::size_t>(link.scale)].encoding) &&
@@ -185,8 +193,10 @@ void check_link(const BoxLink& link,
                               size[size.rank() - 1] == link.stored_box.volume()
                     : link.axes.empty() ? pack == 1 && same_extents(link.model_box.size, size)
                                         : axes_fit(link, pack);
-  require(fits, ErrorKind::kLayout, "{} {} cannot be {} {}", stored.name,
-          to_string(link.stored_box), model.name, to_string(link.model_box));
+  if (!fits) {
+    fail(ErrorKind::kLayout, "{} {} cannot be {} {}", stored.name, to_string(link.stored_box),
+         model.name, to_string(link.model_box));
+  }
 }
 
 // Every scale belongs to one tensor, whole, and there is one for each of its blocks.

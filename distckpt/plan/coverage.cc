@@ -26,9 +26,10 @@ std::optional<CoverageDefect> descend(const Shape& shape,
   }
   if (members.empty()) return CoverageDefect{.box = slab, .times = 0};
   looks -= std::ssize(members);
-  require(looks >= 0, ErrorKind::kLayout,
-          "{} boxes cut the shape {} so irregularly that they cannot be checked", boxes.size(),
-          to_string(shape));
+  if (looks < 0) {
+    fail(ErrorKind::kLayout, "{} boxes cut the shape {} so irregularly that they cannot be checked",
+         boxes.size(), to_string(shape));
+  }
   std::ranges::sort(members, {}, [&](std::uint32_t i) { return boxes[i].offset[dim]; });
   std::vector<std::int64_t> cuts{0, shape[dim]};
   for (const auto i : members) {
@@ -58,8 +59,10 @@ std::optional<CoverageDefect> descend(const Shape& shape,
 std::optional<CoverageDefect> find_coverage_defect(const Shape& shape, std::span<const Box> boxes) {
   Indices members;
   for (std::size_t i = 0; i < boxes.size(); ++i) {
-    require(boxes[i].inside(shape), ErrorKind::kLayout, "the box {} leaves the shape {}",
-            to_string(boxes[i]), to_string(shape));
+    if (!boxes[i].inside(shape)) {
+      fail(ErrorKind::kLayout, "the box {} leaves the shape {}", to_string(boxes[i]),
+           to_string(shape));
+    }
     if (!boxes[i].empty()) members.push_back(static_cast<std::uint32_t>(i));
   }
   const auto whole = Box::whole(shape);

@@ -111,10 +111,11 @@ void check_layout(const Layout& layout) {
   for (const auto& tensor : layout.tensors()) {
     boxes.clear();
     for (const auto& shard : tensor.shards) {
-      require(shard.box.inside(tensor.shape), ErrorKind::kLayout,
-              "{}: {}: the box {} leaves the shape {}",
-              describe(layout.storages()[shard.at.storage]), tensor.name, to_string(shard.box),
-              to_string(tensor.shape));
+      if (!shard.box.inside(tensor.shape)) {
+        fail(ErrorKind::kLayout, "{}: {}: the box {} leaves the shape {}",
+             describe(layout.storages()[shard.at.storage]), tensor.name, to_string(shard.box),
+             to_string(tensor.shape));
+      }
       boxes.push_back(shard.box);
     }
     with_context(

@@ -5,6 +5,7 @@
 #include <set>
 #include <string_view>
 
+#include "distckpt/base/encodings.h"
 #include "distckpt/base/error.h"
 #include "distckpt/base/json.h"
 #include "distckpt/storage/filenames.h"
@@ -49,7 +50,7 @@ std::set<std::string> linked_names(std::string_view page) {
     at += std::string_view("href=\"").size();
     auto link = page.substr(at, page.find('"', at) - at);
     if (link.starts_with("./")) link.remove_prefix(2);
-    const auto name = url_decode(link);
+    const auto name = percent_decoded(link);
     const auto stem = std::string_view(name).substr(0, name.find('/'));
     const bool plain = !stem.empty() && stem != "." && stem != ".." &&
                        (stem.size() == name.size() || stem.size() + 1 == name.size()) &&

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <string_view>
 
+#include "distckpt/base/encodings.h"
 #include "distckpt/base/error.h"
 #include "distckpt/base/json.h"
 #include "distckpt/base/printable.h"
@@ -35,7 +36,7 @@ HubPlace parse_hub_address(std::string_view address) {
   const auto at = root.find('@');
   HubPlace place{
       .repo = std::string(root.substr(0, at)),
-      .revision = at == std::string_view::npos ? "main" : url_decode(root.substr(at + 1)),
+      .revision = at == std::string_view::npos ? "main" : percent_decoded(root.substr(at + 1)),
       .root = fmt::format("{}{}", kHubScheme, root),
       .path = end == std::string_view::npos ? "" : std::string(rest.substr(end + 1))};
   const bool good = org != std::string_view::npos && org > 0 && place.repo.size() > org + 1 &&

@@ -26,7 +26,17 @@ std::string_view scheme_of(std::string_view address) {
   return {};
 }
 
-// Without slashes at its end. Throws Error(kUsage) for one that is not plainly a place.
+bool is_below(std::string_view address, std::string_view folder) {
+  return address.size() > folder.size() && address.starts_with(folder) &&
+         address[folder.size()] == '/';
+}
+
+}  // namespace
+
+bool is_remote(const fs::path& path) {
+  return !scheme_of(path.native()).empty();
+}
+
 std::string address_of(const fs::path& path) {
   auto address = path.string();
   while (address.ends_with('/')) address.pop_back();
@@ -52,17 +62,6 @@ std::string address_of(const fs::path& path) {
     at = end + 1;
   }
   return address;
-}
-
-bool is_below(std::string_view address, std::string_view folder) {
-  return address.size() > folder.size() && address.starts_with(folder) &&
-         address[folder.size()] == '/';
-}
-
-}  // namespace
-
-bool is_remote(const fs::path& path) {
-  return !scheme_of(path.native()).empty();
 }
 
 // One for the process: a path is known by its text alone, and a connection serves many of them.

@@ -15,15 +15,9 @@
 
 #include "distckpt/storage/file_io.h"
 #include "distckpt/storage/held_folder.h"
+#include "distckpt/storage/published_modes.h"
 
 namespace ferry::distckpt {
-
-// Permissions of what is published, of new files and folders; their owner can always enter and
-// change folders.
-struct PublishedModes {
-  unsigned file = 0644;
-  unsigned folder = 0755;
-};
 
 class WorkFolder {
  public:

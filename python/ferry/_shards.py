@@ -268,6 +268,18 @@ def _named(name: str, tensor: Any) -> Tuple[Any, Dict[str, Any]]:
     raise Error("usage", f"{name}: a {type(tensor).__name__} is neither a tensor of torch nor an array of NumPy")
 
 
+def _memory(tensor: Any) -> Any:
+    """-> what a second name of the same tensor has, too"""
+    try:
+        return tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype
+    except (AttributeError, NotImplementedError, RuntimeError):  # no tensor of torch, or one without dense memory
+        return id(tensor)
+
+
+_OF_MODULES = ("state_dict() of transformers 5 names modules, and keeps experts together; "
+               "transformers.core_model_loading.revert_weight_conversion(model, model.state_dict()) gives what files hold")
+
+
 def save(path: Path, tensors: Union[Mapping[str, Any], Iterable[Tuple[str, Any]]], *, like: Union[Checkpoint, Path], to: str = "hf",
          iteration: Iteration = None, tp: int = 1, pp: int = 1, ep: int = 1, etp: Optional[int] = None, vpp: Optional[int] = None,
          pipeline_model_parallel_layout: str = "", make_vocab_size_divisible_by: int = 128, dtype: Dtype = None,
@@ -277,7 +289,9 @@ def save(path: Path, tensors: Union[Mapping[str, Any], Iterable[Tuple[str, Any]]
 
     Args:
         path: a folder: of Hugging Face files, a Megatron root, an archive's
-        tensors: a mapping or pairs of name and tensor, of torch, NumPy or Ferry. All of them are in memory until it returns.
+        tensors: a mapping or pairs of name and tensor, of torch, NumPy or Ferry, under the names that files have; a further name of the same memory
+            (a tied head) is left out. All of them are in memory until it returns. Where model.state_dict() of transformers 5 has other names,
+            transformers.core_model_loading.revert_weight_conversion(model, model.state_dict()) gives these.
         like: the checkpoint of the same model that gives config.json and tokenizer
         to: "hf", "megatron" or "h5"
         iteration, tp, pp, ep, etp, vpp, pipeline_model_parallel_layout, make_vocab_size_divisible_by: of a Megatron target, as in convert()
@@ -288,7 +302,16 @@ def save(path: Path, tensors: Union[Mapping[str, Any], Iterable[Tuple[str, Any]]
     """
     options = {name: value for name, value in locals().items() if name not in ("path", "tensors", "like", "progress")}
     origin = _opened(like)
-    named = [_named(name, tensor) for name, tensor in (tensors.items() if isinstance(tensors, Mapping) else tensors)]
+    known = {info.name for info in origin.infos()}
+    pairs = list(tensors.items() if isinstance(tensors, Mapping) else tensors)
+    given = {_memory(tensor) for name, tensor in pairs if name in known}
+    named = [_named(name, tensor) for name, tensor in pairs if name in known or _memory(tensor) not in given]
+    names = [description["name"] for _, description in named]
     options.update(source=origin.path, target=os.fspath(path), tensors=[description for _, description in named])
-    with reporting(progress) as callback:
-        return convert_report(json.loads(_ferry.save_tensors(origin._handle, plain(options), callback)))
+    try:
+        with reporting(progress) as callback:
+            return convert_report(json.loads(_ferry.save_tensors(origin._handle, plain(options), callback)))
+    except Error as error:
+        if error.kind != "layout" or error.hint or known.issuperset(names):
+            raise
+        raise Error(error.kind, error.message, error.context, _OF_MODULES) from None

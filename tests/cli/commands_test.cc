@@ -182,6 +182,58 @@ TEST_F(Commands, DigestChecksWhatItWrote) {
   EXPECT_FALSE(other.report().at("differences").empty());
 }
 
+TEST_F(Commands, ReportsAreNotReadByMoreUsersThanTheirSource) {
+  fs::permissions(dir_ / "hf/model.safetensors", fs::perms(0600));
+  const auto mode = [&](const char* name) { return fs::status(dir_ / name).permissions(); };
+  ASSERT_EQ(ferry({"digest", at("hf"), "--output", at("manifest.json"), "-q"}).status, 0);
+  EXPECT_EQ(mode("manifest.json"), fs::perms(0600));
+  ASSERT_EQ(ferry({"diff", at("other"), at("hf"), "--html", at("page.html")}).status, 1);
+  EXPECT_EQ(mode("page.html"), fs::perms(0600));
+}
+
+TEST_F(Commands, AnAppliedDeltaIsNotReadByMoreUsersThanTheDelta) {
+  ASSERT_EQ(ferry({"delta", "make", at("hf"), at("other"), at("delta"), "-q"}).status, 0);
+  for (const auto& file : fs::directory_iterator(dir_ / "delta"))
+    fs::permissions(file.path(), fs::perms(0640));
+  ASSERT_EQ(ferry({"delta", "apply", at("hf"), at("delta"), at("back"), "-q"}).status, 0);
+  for (const auto& file : fs::directory_iterator(dir_ / "back"))
+    EXPECT_EQ(file.status().permissions(), fs::perms(0640)) << file.path();
+}
+
+TEST_F(Commands, RefuseOptionsOfALayoutWhateverTheySay) {
+  const auto to_hf = ferry({"convert", at("hf"), at("out"), "--to", "hf", "--tp", "1"});
+  EXPECT_EQ(to_hf.status, 2);
+  EXPECT_TRUE(to_hf.complains("--tp: has no effect: the target is a Hugging Face checkpoint"))
+      << to_hf.err;
+  EXPECT_EQ(ferry({"convert", at("hf"), at("out"), "--tp", "1", "-q"}).status, 0);
+}
+
+TEST_F(Commands, RefuseOptionsWithoutEffect) {
+  // Each row: a command, and the option of it that changes nothing.
+  const std::vector<std::pair<std::vector<std::string>, std::string>> rows{
+      {{"convert", at("hf"), at("o"), "--to", "h5", "--ep", "1"}, "--ep"},
+      {{"convert", at("hf"), at("o"), "--base", at("hf"), "--to", "peft", "--iteration", "3"},
+       "--iteration"},
+      {{"convert", at("hf"), at("o"), "--base", at("hf"), "--to", "peft", "--mtp", "keep"},
+       "--mtp"},
+      {{"convert", at("hf"), at("o"), "--base", at("hf"), "--to", "peft", "--pp", "1"}, "--pp"},
+      {{"split", at("hf"), at("other"), at("o"), "--rank", "1", "--tp", "1"}, "--tp"},
+      {{"split", at("hf"), at("other"), at("o"), "--rank", "1", "--tensors", "--json"},
+       "--tensors"},
+      {{"merge", at("hf"), at("other"), at("o"), "--allow-vanished"}, "--allow-vanished"},
+      {{"delta", "make", at("hf"), at("other"), at("o"), "--version", "3"}, "--version"},
+      {{"digest", at("hf"), "--keep-quantized"}, "--keep-quantized"},
+      {{"watch", at("hf"), "--once", "--interval", "3"}, "--interval"},
+      {{"score", "--rules", "--seconds", "3"}, "--seconds"},
+  };
+  for (const auto& [command, option] : rows) {
+    const auto outcome = ferry(command);
+    EXPECT_EQ(outcome.status, 2) << option;
+    EXPECT_TRUE(outcome.complains(option + ": has no effect")) << outcome.err;
+  }
+  EXPECT_TRUE(ferry({"digest", at("hf"), "--hf-config", at("other")}).complains("--hf-config"));
+}
+
 TEST_F(Commands, DeltaTurnsOneCheckpointIntoTheOther) {
   ASSERT_EQ(ferry({"delta", "make", at("hf"), at("other"), at("delta"), "-q"}).status, 0);
   const auto fits = ferry({"delta", "verify", at("hf"), at("delta"), "--json"});

@@ -46,13 +46,25 @@ constexpr std::string_view kMark = "ours";
 TEST(OutputFile, ReplacesOnlyAFileThatFerryWrote) {
   const TempDir dir;
   distckpt::write_text(dir / "own", "this is ours, from before");
-  OutputFile(dir / "own", kMark, false).write("new, ours");
+  OutputFile(dir / "own", kMark, false).write("new, ours", {});
   EXPECT_EQ(distckpt::read_text(dir / "own"), "new, ours");
   distckpt::write_text(dir / "other", "a letter");
   EXPECT_TRUE(fails(ErrorKind::kUsage, {"not a file that ferry wrote", "--overwrite"},
                     [&] { OutputFile(dir / "other", kMark, false); }));
-  OutputFile(dir / "other", kMark, true).write("new");
+  OutputFile(dir / "other", kMark, true).write("new", {});
   EXPECT_EQ(distckpt::read_text(dir / "other"), "new");
+}
+
+TEST(OutputFile, TakesAwayWhatItsSourcesDeny) {
+  const TempDir dir;
+  distckpt::write_text(dir / "source", "secret");
+  distckpt::write_text(dir / "report", "ours");
+  fs::permissions(dir / "source", fs::perms(0640));
+  fs::permissions(dir.path(), fs::perms(0755));
+  OutputFile(dir / "report", kMark, false).write("ours, too", {dir / "source"});
+  EXPECT_EQ(fs::status(dir / "report").permissions(), fs::perms(0640));
+  OutputFile(dir / "new", kMark, false).write("ours", {dir / "source"});
+  EXPECT_EQ(fs::status(dir / "new").permissions(), fs::perms(0640));
 }
 
 TEST(OutputFile, RefusesALinkAndAFolder) {
@@ -76,7 +88,7 @@ TEST(OutputFile, SeesAFileThatCameDuringTheWork) {
   const OutputFile output(dir / "late", kMark, false);
   distckpt::write_text(dir / "late", "a letter");
   EXPECT_TRUE(
-      fails(ErrorKind::kUsage, {"not a file that ferry wrote"}, [&] { output.write("x"); }));
+      fails(ErrorKind::kUsage, {"not a file that ferry wrote"}, [&] { output.write("x", {}); }));
   EXPECT_EQ(distckpt::read_text(dir / "late"), "a letter");
 }
 

@@ -35,8 +35,8 @@ class Sizes {
   std::map<std::string, int> values_;
 };
 
-PlannedRun run_of(double seconds) {
-  PlannedRun run;
+trainer::PlannedRun run_of(double seconds) {
+  trainer::PlannedRun run;
   run.plan.seconds = {{"step", seconds}};
   return run;
 }
@@ -145,7 +145,9 @@ TEST_F(PlanMeshes, PassesOverMeshesThatAreNotPossible) {
 
 TEST_F(PlanMeshes, SaysWhyNoneIsPossible) {
   const auto refuse = [](ErrorKind kind) {
-    return [kind](const Settings&) -> PlannedRun { throw Error(kind, "the file is not there"); };
+    return [kind](const Settings&) -> trainer::PlannedRun {
+      throw Error(kind, "the file is not there");
+    };
   };
   EXPECT_THROW(plan_meshes(space_, refuse(ErrorKind::kUsage), 1), Error);
 }

@@ -27,6 +27,20 @@ def load_lint():
 lint = load_lint()
 
 
+@pytest.mark.parametrize("inside", [False, True])
+def test_what_is_no_checkout_is_checked_whole(tmp_path, inside):
+    """A release that was unpacked, perhaps inside of a checkout that knows nothing of it."""
+    if inside:
+        subprocess.run(["git", "-C", tmp_path, "init", "-q"], check=True)
+    (tmp_path / ".gitignore").write_text("release/\n")
+    (tmp_path / "release/build/x").mkdir(parents=True)
+    (tmp_path / "release/build/x/made.cc").write_text("// Which is built.\n")
+    shutil.copytree(ROOT / "tools", tmp_path / "release/tools")
+    (tmp_path / "release/a.cc").write_text("// Which is first.\n")
+    done = subprocess.run([tmp_path / "release/tools/lint", "comments"], stdout=subprocess.PIPE, text=True)
+    assert done.returncode == 1 and "a.cc:1: // Which is first." in done.stdout and "made.cc" not in done.stdout, done.stdout
+
+
 @pytest.mark.parametrize("line, hangs", [
     ("// Which of them is first.", True),
     ("  int x;  // Of the rank.", True),

@@ -7,9 +7,9 @@
 #include <utility>
 
 #include "distckpt/base/error.h"
-#include "distckpt/base/object_pool.h"
 #include "distckpt/elements/digest.h"
 #include "distckpt/execute/chunk_cache.h"
+#include "distckpt/execute/object_pool.h"
 #include "distckpt/execute/plane_codec.h"
 #include "distckpt/formats/archive/shard_store.h"
 #include "distckpt/formats/archive/shard_store_file.h"

@@ -463,22 +463,6 @@ std::string url_encode(std::string_view text, std::string_view keep) {
   return encoded;
 }
 
-std::string url_decode(std::string_view text) {
-  std::string decoded;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    unsigned value = 0;
-    const auto* at = text.data() + i;
-    if (text[i] == '%' && i + 2 < text.size() &&
-        std::from_chars(at + 1, at + 3, value, 16).ptr == at + 3) {
-      decoded += static_cast<char>(value);
-      i += 2;
-    } else {
-      decoded += text[i];
-    }
-  }
-  return decoded;
-}
-
 std::string shown_url(std::string_view url) {
   return std::string(url.substr(0, url.find_first_of("?#")));
 }

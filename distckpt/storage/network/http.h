@@ -99,7 +99,6 @@ std::optional<std::string> environment(const char* name);
 
 // Percent-encodes what is not unreserved (RFC 3986) nor in `keep`.
 std::string url_encode(std::string_view text, std::string_view keep = "");
-std::string url_decode(std::string_view text);  // as it is where it is not well encoded
 
 // Without the query, which may hold a signature: for messages.
 std::string shown_url(std::string_view url);

@@ -71,19 +71,4 @@ std::string hex_text(const Md5& digest) {
   return fmt::format("{:02x}", fmt::join(digest, ""));
 }
 
-std::string base64_text(std::span<const std::uint8_t> digest) {
-  constexpr std::string_view kDigits =
-      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-  std::string text;
-  for (std::size_t i = 0; i < digest.size(); i += 3) {
-    const auto byte = [&](std::size_t j) { return j < digest.size() ? digest[j] : 0U; };
-    const auto three = byte(i) << 16U | byte(i + 1) << 8U | byte(i + 2);
-    for (unsigned j = 0; j < 4; ++j) {
-      const bool padding = i + j > digest.size();
-      text += padding ? '=' : kDigits[three >> (18 - 6 * j) & 63U];
-    }
-  }
-  return text;
-}
-
 }  // namespace ferry::distckpt

@@ -14,7 +14,5 @@ using Md5 = std::array<std::uint8_t, 16>;
 
 Md5 md5(std::span<const std::byte> bytes);
 std::string hex_text(const Md5& digest);  // as an ETag has it
-// A digest as Content-MD5 and S3's checksums have it.
-std::string base64_text(std::span<const std::uint8_t> digest);
 
 }  // namespace ferry::distckpt

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <utility>
 
+#include "distckpt/base/encodings.h"
 #include "distckpt/base/error.h"
 #include "distckpt/base/interruption.h"
 #include "distckpt/elements/crc32.h"
@@ -30,7 +31,7 @@ std::string crc32_text(std::span<const std::byte> bytes) {
   const auto crc = crc32(bytes);
   std::array<std::uint8_t, 4> digest{};
   for (unsigned i = 0; i < 4; ++i) digest.at(i) = static_cast<std::uint8_t>(crc >> (24 - 8 * i));
-  return base64_text(digest);
+  return base64_text(std::as_bytes(std::span(digest)));
 }
 
 // A request whose bytes the store checks by a header. The ETag of its answer.
@@ -47,7 +48,7 @@ std::string send_checked(HttpRequest request,
 }
 
 std::string md5_header(std::span<const std::byte> bytes) {
-  return "Content-MD5: " + base64_text(md5(bytes));
+  return "Content-MD5: " + base64_text(std::as_bytes(std::span<const std::uint8_t>(md5(bytes))));
 }
 
 }  // namespace

@@ -40,6 +40,7 @@ class HFWeightTuple(NamedTuple):
 
 # Options of transformers' from_pretrained that say how a model in memory is made: there is none
 _OF_MODELS = {"trust_remote_code", "device_map", "attn_implementation", "low_cpu_mem_usage", "use_safetensors", "local_files_only"}
+_DTYPES = {"dtype", "torch_dtype"}  # of such a model, too; an imported checkpoint is cast
 
 
 class AutoBridge:
@@ -60,13 +61,13 @@ class AutoBridge:
 
         Args:
             path: a folder, an address, or a model of huggingface.co ("Qwen/Qwen3-8B")
-            kwargs: revision; options of models in memory (device_map, trust_remote_code, ...) have no effect
+            kwargs: revision; options of models in memory (torch_dtype, device_map, trust_remote_code, ...) have no effect
 
         Raises:
             TypeError: for another keyword
         """
         revision = kwargs.pop("revision", None)
-        surplus = set(kwargs) - _OF_MODELS
+        surplus = set(kwargs) - _OF_MODELS - _DTYPES
         if surplus:
             raise TypeError(f"from_hf_pretrained() got unexpected keyword arguments: {', '.join(sorted(surplus))}")
         name = os.fspath(path)
@@ -81,8 +82,8 @@ class AutoBridge:
         Args:
             hf_model_id: as in from_hf_pretrained()
             megatron_path: the root; the checkpoint is its iteration 0, as Megatron-Bridge's are
-            kwargs: of ferry.convert (tp, pp, ep, dtype, overwrite, progress, ...), torch_dtype, and those of from_hf_pretrained(). The vocabulary is
-                padded where make_vocab_size_divisible_by says so. Models that also see are kept whole, in Megatron-Bridge's layout.
+            kwargs: of ferry.convert (tp, pp, ep, overwrite, progress, ...) and of from_hf_pretrained(). torch_dtype or dtype casts; None and "auto"
+                keep what each tensor has. The vocabulary is padded where make_vocab_size_divisible_by says so. Models that also see are kept whole, in Megatron-Bridge's layout.
 
         Returns:
             the report of the conversion; Megatron-Bridge returns None
@@ -92,8 +93,11 @@ class AutoBridge:
         """
         source, options = cls.from_hf_pretrained(hf_model_id, **{name: kwargs.pop(name) for name in _OF_MODELS | {"revision"} if name in kwargs}), kwargs
         require_folder(megatron_path, "Megatron-Bridge's checkpoints, with a run_config.yaml, are written")
-        if "torch_dtype" in options:
-            options["dtype"] = options.pop("torch_dtype")
+        dtypes = [options.pop(name) for name in sorted(_DTYPES) if name in options]
+        if len(dtypes) == 2:
+            raise Error("usage", "dtype and torch_dtype are one option")
+        if dtypes and dtypes[0] != "auto":
+            options["dtype"] = dtypes[0]
         checkpoint = _checkpoint.open(source.hf_pretrained)
         if checkpoint._run_config_problem is not None:
             raise Error("usage", checkpoint._run_config_problem)

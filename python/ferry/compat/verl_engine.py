@@ -66,6 +66,18 @@ class _Writer:
         return self.total
 
 
+def _give_modes(work: str, model: str) -> None:
+    """Lets nobody read the folder `work` who could not read the model, which may be an address."""
+    files, folders = 0o644, 0o755
+    for folder, _, names in os.walk(model):
+        folders &= os.stat(folder).st_mode
+        for name in names:
+            files &= os.stat(os.path.join(folder, name)).st_mode
+    for entry in os.scandir(work):
+        os.chmod(entry.path, files | 0o400)
+    os.chmod(work, folders | 0o700)
+
+
 @CheckpointEngineRegistry.register("ferry")
 class FerryCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
     """The engine "ferry". The first rank of the trainer writes each update, every rank of the rollout reads it.
@@ -162,7 +174,7 @@ class FerryCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         if self.remote:
             _reports.convert(work, path, to="hf", progress=False)
         else:
-            os.chmod(work, 0o755)
+            _give_modes(work, self.model)
             os.rename(work, path)
 
     async def _published(self, path: str) -> _checkpoint.Checkpoint:

@@ -310,6 +310,21 @@ TEST(Save, ProvesWhatItWroteAndDigestsIt) {
   });
 }
 
+TEST(Save, IsNotReadByMoreUsersThanItsOrigin) {
+  const TempDir dir;
+  support::write_tiny_model({}, dir / "hf", 1);
+  fs::permissions(dir / "hf/config.json", fs::perms(0600));
+  fs::permissions(dir / "hf", fs::perms(0750));
+  const Loaded loaded(dir / "hf", {.dtype = {}});
+  loaded.save_as(loaded.to(dir / "run/saved"));
+  const auto mode = [&](const char* name) { return fs::status(dir / name).permissions(); };
+  EXPECT_EQ(mode("run/saved/release"), fs::perms(0750));
+  EXPECT_EQ(mode("run/saved"), fs::perms(0750));
+  for (const auto* name : {"release/.metadata", "release/__0_0.distcp",
+                           "release/ferry/sidecar.json", "latest_checkpointed_iteration.txt"})
+    EXPECT_EQ(mode(fmt::format("run/saved/{}", name).c_str()), fs::perms(0600)) << name;
+}
+
 // Memory that changes its bytes from the n-th read on.
 class FaultySource : public MemorySource {
  public:

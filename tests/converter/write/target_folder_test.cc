@@ -1,6 +1,7 @@
 #include "converter/write/target_folder.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <string>
@@ -82,6 +83,35 @@ TEST_F(TargetFolder, ResolvesLinksAndSlashes) {
   EXPECT_EQ(resolve_target(dir_ / "link/"), dir_ / "hf");
 }
 
+TEST_F(TargetFolder, AnAddressNamesItsPlacePlainly) {
+  for (const auto* address : {"s3://bucket/runs/../out", "s3://bucket/a//b", "s3://bucket/./a"})
+    EXPECT_TRUE(fails(ErrorKind::kUsage, {address, "holds an empty name, . or .."},
+                      [&] { resolve_target(address); }));
+  EXPECT_EQ(resolve_target("s3://bucket/out/"), fs::path("s3://bucket/out"));
+}
+
+TEST_F(TargetFolder, IsWritableWhereAFolderCanBeMade) {
+  EXPECT_NO_THROW(require_writable(dir_ / "deep/down/out"));
+  EXPECT_NO_THROW(require_writable(dir_ / "hf"));
+}
+
+TEST_F(TargetFolder, IsNotWritableBelowAFile) {
+  EXPECT_TRUE(fails(ErrorKind::kIo, {"config.json/deep/out: cannot be written", "Not a directory"},
+                    [&] { require_writable(dir_ / "hf/config.json/deep/out"); }));
+}
+
+TEST_F(TargetFolder, IsNotWritableForOtherUsers) {
+  const auto before = ::geteuid();
+  if (before != 0) GTEST_SKIP() << "only root can be another user";
+  fs::permissions(dir_.path(), fs::perms(0755));
+  constexpr uid_t kNobody = 65534;
+  ASSERT_EQ(::seteuid(kNobody), 0);
+  EXPECT_TRUE(fails(ErrorKind::kIo, {"out: cannot be written", "Permission denied"},
+                    [&] { require_writable(dir_ / "out"); }));
+  EXPECT_TRUE(fails(ErrorKind::kIo, {"Permission denied"}, [&] { require_writable(dir_ / "hf"); }));
+  ASSERT_EQ(::seteuid(before), 0);
+}
+
 TEST_F(TargetFolder, AllFilesOfAModelMayBeReplaced) {
   std::vector<std::string> names;
   for (const auto& file : replaceable()) names.push_back(file.string());
@@ -94,6 +124,47 @@ TEST_F(TargetFolder, AFileThatNoConversionWritesIsNotReplaced) {
   EXPECT_TRUE(
       fails(ErrorKind::kUsage, {"holds letter.txt", "not overwritten"}, [&] { replaceable(); }));
   EXPECT_NO_THROW(replaceable({"letter.txt"}));
+}
+
+TEST_F(TargetFolder, WeightsThatNoIndexNamesAreNotReplaced) {
+  for (const auto* name : {"model-best.safetensors", "model-00001-of-00002.safetensors"}) {
+    distckpt::write_text(dir_ / "hf" / name, "mine");
+    // This conversion may well write a file of that name: it is not the same one.
+    EXPECT_TRUE(fails(ErrorKind::kUsage, {"holds", name, "model.safetensors.index.json"},
+                      [&] { replaceable({name}); }));
+    fs::remove(dir_ / "hf" / name);
+  }
+}
+
+TEST_F(TargetFolder, WeightsBesideThoseOfTheIndexAreNotReplaced) {
+  convert({.from = dir_ / "hf",
+           .to = dir_ / "split",
+           .format = Format::kHuggingFace,
+           .max_shard_size = 4'000});
+  const auto split = [&] { return replaceable_files(dir_ / "split", Format::kHuggingFace, {}); };
+  EXPECT_GT(split().size(), 4U);
+  distckpt::write_text(dir_ / "split/model.safetensors", "mine");
+  EXPECT_TRUE(fails(ErrorKind::kUsage, {"holds model.safetensors"}, split));
+}
+
+TEST_F(TargetFolder, ShardsThatMetadataDoesNotNameAreNotReplaced) {
+  convert({.from = dir_ / "hf", .to = dir_ / "megatron"});
+  const auto release = dir_ / "megatron/release";
+  const auto files = [&] { return replaceable_files(release, Format::kTorchDist, {}); };
+  EXPECT_NO_THROW(files());
+  distckpt::write_text(release / "__7_0.distcp", "mine");
+  EXPECT_TRUE(fails(ErrorKind::kUsage, {"holds __7_0.distcp", ".metadata does not name"}, files));
+  fs::remove(release / "__7_0.distcp");
+  fs::remove(release / ".metadata");
+  EXPECT_TRUE(fails(ErrorKind::kUsage, {"holds __0_0.distcp"}, files));
+}
+
+TEST_F(TargetFolder, FilesOfTwoArchivesAreNotReplaced) {
+  convert({.from = dir_ / "hf", .to = dir_ / "archive", .format = Format::kArchive});
+  const auto files = [&] { return replaceable_files(dir_ / "archive", Format::kArchive, {}); };
+  EXPECT_EQ(files().size(), 1U);
+  distckpt::write_text(dir_ / "archive/weights-00002-of-00002.h5", "mine");
+  EXPECT_TRUE(fails(ErrorKind::kUsage, {"holds weights"}, files));
 }
 
 TEST_F(TargetFolder, AFolderThatNoConversionWritesIsNotReplaced) {

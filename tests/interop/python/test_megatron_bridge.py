@@ -93,6 +93,20 @@ def test_options_of_a_conversion_go_through(work):
         AutoBridge.from_hf_pretrained(HF, num_gpus=8)
 
 
+@pytest.mark.parametrize("option", ["torch_dtype", "dtype"])
+def test_dtypes_of_models_in_memory_are_taken(option, work):
+    """Megatron-Bridge's own example of from_hf_pretrained() names one; an export keeps what the checkpoint has there, too."""
+    bridge = AutoBridge.from_hf_pretrained(HF, device_map="cpu", **{option: torch.float16})
+    bridge.export_ckpt(DATA / "llama_tp2pp2", work / "hf", show_progress=False)
+    assert ferry.verify(HF, work / "hf")
+    AutoBridge.import_ckpt(HF, work / "kept", progress=False, **{option: "auto"})
+    assert ferry.verify(HF, work / "kept", weights_only=True)
+    AutoBridge.import_ckpt(HF, work / "cast", progress=False, **{option: torch.float16})
+    assert {info.dtype for info in ferry.open(work / "cast").infos()} == {"fp16"}
+    with pytest.raises(ferry.Error, match="are one option"):
+        AutoBridge.import_ckpt(HF, work / "both", dtype="bf16", torch_dtype="fp16")
+
+
 def test_ferry_convert_writes_a_run_config_and_replaces_it(work):
     run_ok("convert", HF, work / "megatron", "--iteration", "3", "--tp", "2")
     path = work / "megatron/iter_0000003/run_config.yaml"

@@ -93,6 +93,25 @@ def test_a_model_that_lacks_a_tensor_is_refused(work):
     assert error.value.kind == "layout" and not (work / "out").exists()
 
 
+@pytest.mark.parametrize("model", ["hf_qwen3_vl", "hf_gemma3", "hf_mistral3"])
+def test_a_model_that_also_sees_has_megatrons_tensors(model):
+    """The language model's, whose norm is in every layout; a tower is carried beside it."""
+    checkpoint = ferry.open(DATA / model / "hf")
+    tensors = {name: tensor.torch() for name, tensor in checkpoint.tensors("megatron")}
+    (norm,) = [name for name in weights(model) if name.endswith("norm.weight") and "layers" not in name and "vis" not in name and "proj" not in name]
+    assert torch.equal(tensors["decoder.final_layernorm.weight"], weights(model)[norm])
+    assert torch.equal(checkpoint.read("decoder.final_layernorm.weight").torch(), weights(model)[norm])
+
+
+def test_a_pattern_may_match_tensors_of_other_ranks_alone():
+    checkpoint = ferry.open(DATA / "hf_llama/hf")
+    of_ranks = [[name for name, _ in checkpoint.tensors("megatron", pp=2, rank=rank, include="output_layer.*")] for rank in (0, 1)]
+    assert of_ranks == [[], ["output_layer.weight"]]
+    for rank in (0, 1):
+        with pytest.raises(ferry.Error, match="'no.such.*': matches no parameter of the model"):
+            checkpoint.tensors("megatron", pp=2, rank=rank, include="no.such.*")
+
+
 class Shard:
     """A megatron.core.dist_checkpointing.ShardedTensor of one rank."""
 

@@ -93,3 +93,24 @@ print(memory("VmHWM") - before, sum(p.nbytes for p in model.parameters()))
                           env={**os.environ, "PYTHONPATH": str(ROOT / "build/python")})
     peak, model = map(int, done.stdout.split())
     assert model > 400e6 and peak < model + 200e6, (peak, model)  # transformers' modules, and buffers of Ferry
+
+
+@pytest.mark.parametrize("model", ["hf_mixtral", "hf_qwen3_moe", "hf_qwen2_5_vl", "hf_gemma3"])
+def test_names_of_modules_are_refused_with_those_of_files(model, work):
+    """transformers 5 keeps experts together and towers below `model.`: its own conversion gives what save() takes."""
+    path = DATA / model / "hf"
+    auto = transformers.AutoModelForImageTextToText if model in ("hf_qwen2_5_vl", "hf_gemma3") else transformers.AutoModelForCausalLM
+    theirs = auto.from_pretrained(path)
+    state = theirs.state_dict()
+    with pytest.raises(ferry.Error, match="no rule of the family") as error:
+        ferry.save(work / "out", state, like=path)
+    assert any(error.value.message.startswith(name) for name in state) and "revert_weight_conversion" in error.value.hint
+    ferry.save(work / "out", transformers.core_model_loading.revert_weight_conversion(theirs, state), like=path)
+    assert ferry.verify(path, work / "out")
+
+
+def test_a_tied_head_is_a_second_name(work):
+    state = transformers.AutoModelForCausalLM.from_pretrained(DATA / "hf_qwen2_tied/hf").state_dict()
+    assert state["lm_head.weight"].data_ptr() == state["model.embed_tokens.weight"].data_ptr()
+    ferry.save(work / "out", state, like=DATA / "hf_qwen2_tied/hf")
+    assert ferry.verify(DATA / "hf_qwen2_tied/hf", work / "out")

@@ -1,5 +1,7 @@
 """verl's checkpoint engine "ferry", driven by verl's own manager: weights of a trainer in a folder, read by the ranks of replicas."""
 import os
+import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -14,9 +16,9 @@ ferry = pytest.importorskip("ferry", reason="the Python module is not built")
 HF = DATA / "hf_llama/hf"
 
 
-def update(folder, fault="", **environment):
+def update(folder, fault="", model=HF, **environment):
     """-> exit status, and what it says"""
-    done = subprocess.run([sys.executable, Path(__file__).parent / "update_through_verl.py", folder, HF, "20000", fault],
+    done = subprocess.run([sys.executable, Path(__file__).parent / "update_through_verl.py", folder, model, "20000", fault],
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                           env={**os.environ, "PYTHONPATH": str(ROOT / "build/python"), **environment})
     return done.returncode, done.stdout
@@ -29,6 +31,15 @@ def test_every_rank_of_the_rollout_gets_every_update_of_the_trainer(work):
     assert len(list(last.glob("*.safetensors"))) > 1
     checkpoint = ferry.open(last)
     assert checkpoint.config == ferry.open(HF).config and len(ferry.diff(HF, last).unpaired) == 0
+
+
+def test_an_update_is_not_read_by_more_users_than_the_model(work):
+    shutil.copytree(HF, work / "model")
+    (work / "model/config.json").chmod(0o600)
+    (work / "model").chmod(0o750)
+    assert update(work / "weights", model=work / "model") == (0, "updated 3\n")
+    (last,) = (work / "weights").iterdir()
+    assert stat.S_IMODE(last.stat().st_mode) == 0o750 and {stat.S_IMODE(path.stat().st_mode) for path in last.iterdir()} == {0o600}
 
 
 def test_an_update_that_lacks_a_tensor_is_refused_by_both_sides(work):

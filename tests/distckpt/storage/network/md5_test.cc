@@ -8,6 +8,8 @@
 #include <string_view>
 #include <utility>
 
+#include "distckpt/base/encodings.h"
+
 namespace ferry::distckpt {
 namespace md5_test {
 
@@ -39,7 +41,8 @@ TEST(Md5, PadsLengthsAroundTheEndOfABlock) {
 }
 
 TEST(Md5, IsWrittenInBase64WithItsPadding) {
-  EXPECT_EQ(base64_text(digest("")), "1B2M2Y8AsgTpgAmY7PhCfg==");
+  EXPECT_EQ(base64_text(std::as_bytes(std::span<const std::uint8_t>(digest("")))),
+            "1B2M2Y8AsgTpgAmY7PhCfg==");
 }
 
 }  // namespace md5_test

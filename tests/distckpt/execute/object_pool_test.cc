@@ -1,4 +1,4 @@
-#include "distckpt/base/object_pool.h"
+#include "distckpt/execute/object_pool.h"
 
 #include <gtest/gtest.h>
 
