@@ -394,9 +394,13 @@ FinishReason LLMEngine::take(const DrawnToken& drawn, StepInFlight* next) {
     sequence.finish_reason = FinishReason::kStop;
   else if (is_last(sequence, num_tokens))
     sequence.finish_reason = FinishReason::kLength;
-  if (sequence.constraint && sequence.finish_reason != FinishReason::kStop) {
-    sequence.constraint->accept(drawn.token.token_id);
-    if (ending.empty() && sequence.constraint->is_complete())
+  if (sequence.constraint) {
+    auto& constraint = *sequence.constraint;
+    const bool ends = sequence.finish_reason == FinishReason::kStop;
+    if (!ends) constraint.accept(drawn.token.token_id);
+    if (ends ? !constraint.may_end() : constraint.has_left())
+      sequence.finish_reason = FinishReason::kError;
+    else if (ending.empty() && constraint.is_complete())
       sequence.finish_reason = FinishReason::kStop;
   }
   if (sequence.finish_reason == FinishReason::kNone) return FinishReason::kNone;

@@ -330,6 +330,9 @@ SampledTokens sample(const at::Tensor& logits,
                      std::int64_t vocab_size,
                      std::span<const SamplingRow> rows,
                      const Draws& draws) {
+  // The kernels read fp32 and bf16; fp32 has each number of fp16.
+  if (logits.scalar_type() == at::kHalf)
+    return sample(logits.to(at::kFloat), vocab_size, rows, draws);
   require(logits.dim() == 2 && logits.size(0) == static_cast<std::int64_t>(rows.size()) &&
               logits.is_contiguous() && vocab_size > 0 && vocab_size <= logits.size(1) &&
               (logits.scalar_type() == at::kFloat || logits.scalar_type() == at::kBFloat16),

@@ -111,7 +111,7 @@ std::vector<ScoredPrompt> score_prompts(
 // The rows' parameters, which do not depend on the logits.
 Draws draws_of(std::span<const SamplingRow> rows, std::int64_t vocab_size);
 
-// logits [rows, >= vocab_size], bf16 or fp32, contiguous; columns from vocab_size on are padding.
+// logits [rows, >= vocab_size], float dtypes, contiguous; columns from vocab_size on are padding.
 SampledTokens sample(const at::Tensor& logits,
                      std::int64_t vocab_size,
                      std::span<const SamplingRow> rows,

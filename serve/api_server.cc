@@ -12,7 +12,8 @@
 namespace ferry::serve {
 namespace {
 
-constexpr std::string_view kModels = "/v1/models/";         // a model's name follows
+constexpr std::string_view kModels = "/v1/models/";  // a model's name follows
+constexpr std::string_view kGet = "GET", kPost = "POST";
 constexpr std::size_t kLargeBody = std::size_t{128} << 10;  // a few milliseconds
 
 void answer_json(const std::shared_ptr<Exchange>& exchange, const ordered_json& value) {
@@ -22,6 +23,15 @@ void answer_json(const std::shared_ptr<Exchange>& exchange, const ordered_json& 
 // Its JSON is written where it is made.
 std::function<void(const std::shared_ptr<Exchange>&)> answer_of(const ordered_json& value) {
   return [text = dump(value)](const auto& exchange) { exchange->respond({.body = text}); };
+}
+
+// Answers a request by another method than the path's; OPTIONS asks which ones there are.
+HttpResponse other_method(const HttpRequest& request, std::string_view method) {
+  const HttpHeaders allow{
+      {"Allow", fmt::format("{}, {}OPTIONS", method, method == kGet ? "HEAD, " : "")}};
+  if (request.method == "OPTIONS") return {.headers = allow};
+  const ApiError error(405, fmt::format("{} is asked by {}", request.path, method));
+  return {.status = error.status(), .body = error.body(), .headers = allow};
 }
 
 }  // namespace
@@ -55,22 +65,22 @@ void ApiServer::run() {
 
 const std::map<std::string_view, ApiServer::Route>& ApiServer::routes() {
   static const std::map<std::string_view, Route> all{
-      {"/v1/completions", {"POST", &ApiServer::completions}},
-      {"/v1/chat/completions", {"POST", &ApiServer::chat_completions}},
-      {"/v1/models", {"GET", &ApiServer::models}},
-      {kModels, {"GET", &ApiServer::model}},
-      {"/tokenize", {"POST", &ApiServer::tokenize}},
-      {"/detokenize", {"POST", &ApiServer::detokenize}},
-      {"/health", {"GET", &ApiServer::health, true}},
-      {"/metrics", {"GET", &ApiServer::metrics}},
-      {"/pause", {"POST", &ApiServer::pause}},
-      {"/resume", {"POST", &ApiServer::resume}},
-      {"/is_paused", {"GET", &ApiServer::is_paused}},
-      {"/update_weights", {"POST", &ApiServer::update_weights}},
-      {"/reset_prefix_cache", {"POST", &ApiServer::reset_prefix_cache}},
-      {"/sleep", {"POST", &ApiServer::sleep}},
-      {"/wake_up", {"POST", &ApiServer::wake_up}},
-      {"/is_sleeping", {"GET", &ApiServer::is_sleeping}},
+      {"/v1/completions", {kPost, &ApiServer::completions}},
+      {"/v1/chat/completions", {kPost, &ApiServer::chat_completions}},
+      {"/v1/models", {kGet, &ApiServer::models}},
+      {kModels, {kGet, &ApiServer::model}},
+      {"/tokenize", {kPost, &ApiServer::tokenize}},
+      {"/detokenize", {kPost, &ApiServer::detokenize}},
+      {"/health", {kGet, &ApiServer::health, true}},
+      {"/metrics", {kGet, &ApiServer::metrics}},
+      {"/pause", {kPost, &ApiServer::pause}},
+      {"/resume", {kPost, &ApiServer::resume}},
+      {"/is_paused", {kGet, &ApiServer::is_paused}},
+      {"/update_weights", {kPost, &ApiServer::update_weights}},
+      {"/reset_prefix_cache", {kPost, &ApiServer::reset_prefix_cache}},
+      {"/sleep", {kPost, &ApiServer::sleep}},
+      {"/wake_up", {kPost, &ApiServer::wake_up}},
+      {"/is_sleeping", {kGet, &ApiServer::is_sleeping}},
   };
   return all;
 }
@@ -102,8 +112,9 @@ void ApiServer::handle(const ExchangePtr& exchange) {
         routes().find(request.path.starts_with(kModels) ? kModels : std::string_view(request.path));
     if (route == routes().end())
       throw ApiError(404, fmt::format("there is no {}", request.path), "", "unknown_url");
-    if (request.method != route->second.method)
-      throw ApiError(405, fmt::format("{} is asked by {}", request.path, route->second.method));
+    const auto& method = route->second.method;
+    if (request.method != method && !(request.method == "HEAD" && method == kGet))
+      return exchange->respond(other_method(request, method));
     // A browser names the site whose page asks: any page could control a server on loopback.
     if (options_.api_keys.empty() && !request.header("origin").empty())
       throw ApiError(403, "pages of other sites may not ask a server without API keys");

@@ -2,14 +2,17 @@
 
 #include <fmt/format.h>
 #include <signal.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cctype>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <set>
 #include <string>
 #include <system_error>
 #include <vector>
@@ -56,10 +59,43 @@ std::int64_t proportional_bytes(const fs::path& process) {
   return resident_bytes(process);
 }
 
+// Bytes that a socket may hold; a program cannot change that of its own.
+std::int64_t bytes_of_socket() {
+  std::array<int, 2> ends{};
+  int bytes = 0;
+  socklen_t size = sizeof bytes;
+  if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) != 0) return 0;
+  getsockopt(ends[0], SOL_SOCKET, SO_SNDBUF, &bytes, &size);
+  for (const int end : ends) close(end);
+  return bytes;
+}
+
+// The bytes that sockets and pipes may hold, which are in no process's pages. Several processes may
+// have the same one open.
+std::int64_t buffer_bytes(const std::vector<fs::path>& processes) {
+  constexpr std::int64_t kPipe = 65536;
+  static const std::int64_t of_socket = bytes_of_socket();
+  std::set<std::string> all;
+  std::int64_t sum = 0;
+  for (const auto& process : processes) {
+    std::error_code error;
+    for (fs::directory_iterator at(process / "fd", error), end; !error && at != end;
+         at.increment(error)) {
+      std::error_code gone;
+      const auto target = fs::read_symlink(at->path(), gone).string();
+      const bool is_socket = target.starts_with("socket:");
+      if ((is_socket || target.starts_with("pipe:")) && all.insert(target).second)
+        sum += is_socket ? of_socket : kPipe;
+    }
+  }
+  return sum;
+}
+
 bool hold_more_than(std::int64_t memory) {
   const auto processes = other_processes();
+  const auto buffers = buffer_bytes(processes);
   const auto sum_of = [&](std::int64_t (*bytes_of)(const fs::path&)) {
-    std::int64_t sum = 0;
+    auto sum = buffers;
     for (const auto& process : processes) sum += bytes_of(process);
     return sum;
   };

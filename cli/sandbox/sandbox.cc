@@ -37,7 +37,8 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kTemporary = "/dev/shm";
-constexpr int kEndedEarly = 2;  // a status that nobody waits for
+constexpr int kEndedEarly = 2;        // a status that nobody waits for
+constexpr int kMostOpenFiles = 1024;  // of a process; the kernel has memory for each
 constexpr int kNewNamespaces = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET |
                                CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP;
 
@@ -71,6 +72,10 @@ void make_devices() {
   check(mkdir("/dev/shm", 01777) == 0, "/dev/shm");
 }
 
+bool is_within(const fs::path& path, const fs::path& folder) {
+  return std::ranges::mismatch(folder, path).in1 == folder.end();
+}
+
 // Something empty in its place.
 void hide(const fs::path& path) {
   const bool is_folder = fs::is_directory(path);
@@ -84,10 +89,13 @@ void make_files(const SandboxOptions& options) {
   const auto here = fs::current_path();
   std::vector<fs::path> writable;
   for (const auto& folder : options.writable) writable.push_back(fs::absolute(folder));
+  std::vector<fs::path> hidden;
+  for (const auto& path : options.hidden) hidden.push_back(fs::canonical(path));
   for (const auto& folder : writable)
     check(mount(folder.c_str(), folder.c_str(), nullptr, MS_BIND, nullptr) == 0, folder.string());
   make_devices();
-  for (const auto& path : options.hidden) hide(fs::absolute(path));
+  for (const auto& path : hidden)
+    if (!is_within(path, "/dev")) hide(path);  // the /dev of the sandbox has none of it
   // A container that covers parts of /proc allows no new one: then there is none at all.
   if (mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, nullptr) != 0)
     check(mount("tmpfs", "/proc", "tmpfs", 0, "mode=555,size=4k") == 0, "/proc");
@@ -95,8 +103,29 @@ void make_files(const SandboxOptions& options) {
   for (const auto& folder : writable) set_read_only(folder.c_str(), false);
   // The working directory is still the folder below the mounts. One that is hidden is left.
   if (chdir(here.c_str()) != 0) check(chdir("/") == 0, "/");
-  check(mount("tmpfs", kTemporary, "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777,size=64m") == 0,
+  check(mount("tmpfs", kTemporary, "tmpfs", MS_NOSUID | MS_NODEV,
+              "mode=1777,size=64m,nr_inodes=16k") == 0,
         kTemporary);
+}
+
+// Paths that mean something else than what is there outside.
+void check_paths(const SandboxOptions& options) {
+  for (const auto& one : options.writable) {
+    const auto folder = fs::canonical(one);
+    require(folder != "/" && !is_within(folder, "/dev") && !is_within(folder, "/proc"),
+            ErrorKind::kUsage,
+            "--writable {}: /, /dev and /proc are the sandbox's own; /dev/shm is writable",
+            one.string());
+    for (const auto& hidden : options.hidden)
+      require(!is_within(folder, fs::canonical(hidden)), ErrorKind::kUsage,
+              "--writable {}: it is within what --hide {} makes empty", one.string(),
+              hidden.string());
+  }
+  for (const auto& one : options.hidden) {
+    const auto path = fs::canonical(one);
+    require(path != "/" && !is_within(path, "/proc"), ErrorKind::kUsage,
+            "--hide {}: / and /proc are the sandbox's own", one.string());
+  }
 }
 
 void set_limit(int resource, std::int64_t most, const char* name) {
@@ -108,51 +137,21 @@ void set_limit(int resource, std::int64_t most, const char* name) {
 }
 
 // Calls that reach beyond the program: namespaces, mounts, other processes, the kernel.
-constexpr std::array kRefused{
-    SYS_unshare,
-    SYS_setns,
-    SYS_mount,
-    SYS_umount2,
-    SYS_pivot_root,
-    SYS_chroot,
-    SYS_mount_setattr,
-    SYS_move_mount,
-    SYS_open_tree,
-    SYS_fsopen,
-    SYS_fsmount,
-    SYS_fsconfig,
-    SYS_fspick,
-    SYS_ptrace,
-    SYS_process_vm_readv,
-    SYS_process_vm_writev,
-    SYS_bpf,
-    SYS_perf_event_open,
-    SYS_keyctl,
-    SYS_add_key,
-    SYS_request_key,
-    SYS_kexec_load,
-    SYS_kexec_file_load,
-    SYS_init_module,
-    SYS_finit_module,
-    SYS_delete_module,
-    SYS_userfaultfd,
-    SYS_io_uring_setup,
-    SYS_io_uring_enter,
-    SYS_io_uring_register,
-    SYS_open_by_handle_at,
-    SYS_reboot,
-    SYS_swapon,
-    SYS_swapoff,
-    SYS_acct,
-    SYS_quotactl,
-    SYS_syslog,
-    SYS_sethostname,
-    SYS_setdomainname,
-    SYS_pidfd_getfd,
-    // Memory that no process maps, which nothing counts.
-    SYS_memfd_create,
-    SYS_memfd_secret,
-    SYS_shmget,
+constexpr std::array kRefused {
+  SYS_unshare, SYS_setns, SYS_mount, SYS_umount2, SYS_pivot_root, SYS_chroot, SYS_mount_setattr,
+      SYS_move_mount, SYS_open_tree, SYS_fsopen, SYS_fsmount, SYS_fsconfig, SYS_fspick, SYS_ptrace,
+      SYS_process_vm_readv, SYS_process_vm_writev, SYS_bpf, SYS_perf_event_open, SYS_keyctl,
+      SYS_add_key, SYS_request_key, SYS_kexec_load, SYS_kexec_file_load, SYS_init_module,
+      SYS_finit_module, SYS_delete_module, SYS_userfaultfd, SYS_io_uring_setup, SYS_io_uring_enter,
+      SYS_io_uring_register, SYS_open_by_handle_at, SYS_reboot, SYS_swapon, SYS_swapoff, SYS_acct,
+      SYS_quotactl, SYS_syslog, SYS_sethostname, SYS_setdomainname, SYS_pidfd_getfd,
+      // Memory that no process maps, which nothing counts.
+      SYS_memfd_create, SYS_memfd_secret, SYS_shmget, SYS_msgget, SYS_semget,
+      // Named pipes, at which a reader of --writable would wait.
+      SYS_mknodat,
+#if defined(SYS_mknod)
+      SYS_mknod,
+#endif
 };
 
 #if defined(__x86_64__)
@@ -161,9 +160,10 @@ constexpr unsigned kArchitecture = AUDIT_ARCH_X86_64;
 constexpr unsigned kArchitecture = AUDIT_ARCH_AARCH64;
 #endif
 
-// Loads are from seccomp_data: the number of the call, the architecture, the first argument.
+// Loads are from seccomp_data: the number of the call, the architecture, arguments.
 void filter_calls() {
-  constexpr unsigned kNumber = 0, kOfArchitecture = 4, kFirstArgument = 16;
+  constexpr unsigned kNumber = 0, kOfArchitecture = 4;
+  constexpr unsigned kFirstArgument = 16, kSecondArgument = 24, kThirdArgument = 32;
   constexpr unsigned kX32 = 0x40000000;  // calls of another ABI, by other numbers
   constexpr auto kEqual = BPF_JMP | BPF_JEQ | BPF_K, kReturn = BPF_RET | BPF_K;
   constexpr auto kLoad = BPF_LD | BPF_W | BPF_ABS;
@@ -198,6 +198,18 @@ void filter_calls() {
   program.push_back(jump(kEqual, AF_NETLINK, 1, 0));
   program.push_back(statement(kReturn, kRefusal));
   program.push_back(statement(kReturn, SECCOMP_RET_ALLOW));
+  // A socket keeps its size, which memory_watch.h counts, and the call succeeds.
+  constexpr std::array kSizes{SO_SNDBUF, SO_RCVBUF, SO_SNDBUFFORCE, SO_RCVBUFFORCE};
+  program.push_back(jump(kEqual, SYS_setsockopt, 0, 10));
+  program.push_back(statement(kLoad, kSecondArgument));
+  program.push_back(jump(kEqual, SOL_SOCKET, 1, 0));
+  program.push_back(statement(kReturn, SECCOMP_RET_ALLOW));
+  program.push_back(statement(kLoad, kThirdArgument));
+  for (std::size_t i = 0; i < kSizes.size(); ++i)
+    program.push_back(jump(kEqual, static_cast<unsigned>(kSizes[i]),
+                           static_cast<std::uint8_t>(kSizes.size() - i), 0));
+  program.push_back(statement(kReturn, SECCOMP_RET_ALLOW));
+  program.push_back(statement(kReturn, SECCOMP_RET_ERRNO));
   program.push_back(jump(kEqual, SYS_clone, 0, 3));
   program.push_back(statement(kLoad, kFirstArgument));
   program.push_back(jump(BPF_JMP | BPF_JSET | BPF_K, static_cast<unsigned>(kNewNamespaces), 0, 1));
@@ -262,6 +274,7 @@ int watch_over_program(const SandboxOptions& options,
   set_limit(RLIMIT_CORE, 0, "core files");
   set_limit(RLIMIT_AS, options.memory, "memory");
   set_limit(RLIMIT_NPROC, options.processes, "processes");
+  set_limit(RLIMIT_NOFILE, kMostOpenFiles, "open files");
   if (options.cpu_seconds > 0) set_limit(RLIMIT_CPU, options.cpu_seconds, "CPU time");
   keep_signals_of_children();
   const auto program = fork();
@@ -273,6 +286,7 @@ int watch_over_program(const SandboxOptions& options,
 }  // namespace
 
 int run_in_sandbox(const SandboxOptions& options) {
+  check_paths(options);
   const StandardFiles standard;
   const bool as_nobody = enter_user_namespace(CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC |
                                               CLONE_NEWUTS | (options.network ? 0 : CLONE_NEWNET));

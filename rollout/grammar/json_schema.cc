@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "distckpt/base/error.h"
+#include "rollout/grammar/collection_text.h"
 #include "rollout/grammar/json_text.h"
 #include "rollout/grammar/number_range.h"
 #include "rollout/grammar/regex_expression.h"
@@ -22,6 +23,11 @@ constexpr std::uint32_t kMostCount = 100'000;  // of minLength and its like
 constexpr int kMostSchemas = 20'000;           // compiled, for one that is given
 constexpr int kDeepestSchema = 200;
 constexpr std::size_t kLongestName = 1000;
+constexpr std::size_t kMostUnique = 8;          // there is a rule for each set of them
+constexpr std::size_t kMostCounted = 200;       // properties of an object whose number is held
+constexpr std::uint64_t kMostRemainders = 500;  // of multipleOf
+constexpr std::size_t kMostWholeDigits = 18;    // of a whole number that has no bound
+constexpr std::size_t kDigitsOfADouble = 15;
 
 class SchemaReader {
  public:
@@ -117,20 +123,33 @@ class SchemaReader {
 
   // Each value that the type allows, in one spelling.
   ExpressionPtr constants(const ordered_json& rest, const std::string& at) {
-    for (const auto& [key, value] : rest.items())
-      if (key != "const" && key != "enum" && key != "type")
-        refuse_schema(key, at, "beside enum or const is not supported");
-    auto values =
-        rest.contains("const") ? ordered_json::array({rest["const"]}) : list(rest, "enum", at);
-    if (rest.contains("const") && rest.contains("enum"))
-      std::erase_if(values.get_ref<ordered_json::array_t&>(), [&](const auto& one) {
-        return std::ranges::find(rest["enum"], one) == rest["enum"].end();
-      });
     std::vector<ExpressionPtr> ways;
-    for (const auto& value : values)
-      if (!rest.contains("type") || is_of_type(value, rest["type"]))
-        ways.push_back(literal(value.dump()));
+    for (const auto& value : constants_of(rest, at)) ways.push_back(literal(value.dump()));
     return choice(std::move(ways));
+  }
+
+  static std::vector<ordered_json> constants_of(const ordered_json& rest, const std::string& at) {
+    for (const auto& [key, value] : rest.items())
+      if (key != "const" && key != "enum" && key != "type" && !is_annotation(key))
+        refuse_schema(key, at, "beside enum or const is not supported");
+    std::vector<ordered_json> values;
+    const char* const key = rest.contains("const") ? "const" : "enum";
+    for (const auto& value :
+         rest.contains("const") ? ordered_json::array({rest["const"]}) : list(rest, "enum", at)) {
+      if (has_inexact_number(value)) refuse_schema(key, at, "has a number beyond 64 bits");
+      const bool is_listed = key == std::string_view("enum") || !rest.contains("enum") ||
+                             std::ranges::find(rest["enum"], value) != rest["enum"].end();
+      if (is_listed && (!rest.contains("type") || is_of_type(value, rest["type"])))
+        values.push_back(value);
+    }
+    return values;
+  }
+
+  // A number beyond 64 bits may have been rounded when the schema was read.
+  static bool has_inexact_number(const ordered_json& value) {
+    if (value.is_structured())
+      return std::ranges::any_of(value, [](const auto& one) { return has_inexact_number(one); });
+    return value.is_number_float() && std::abs(value.get<double>()) >= 0x1p63;
   }
 
   static bool is_of_type(const ordered_json& value, const ordered_json& type) {
@@ -154,8 +173,8 @@ class SchemaReader {
     if (given != rest.end()) {
       types = given->is_array() ? *given : ordered_json::array({*given});
     } else {
-      if (has_one(
-              {"properties", "required", "additionalProperties", "minProperties", "maxProperties"}))
+      if (has_one({"properties", "required", "additionalProperties", "patternProperties",
+                   "propertyNames", "minProperties", "maxProperties"}))
         types.push_back("object");
       if (has_one({"items", "prefixItems", "minItems", "maxItems", "uniqueItems"}))
         types.push_back("array");
@@ -241,40 +260,70 @@ class SchemaReader {
       const auto value = rest[key].template get<double>();
       if (found && (is_least ? value <= tightest : value >= tightest)) continue;
       tightest = value;
+      if (has_inexact_number(rest[key])) refuse_schema(key, at, "is beyond 64 bits");
       const auto decimal = read_decimal(rest[key].dump());
-      if (!decimal) refuse_schema(key, at, "has more than 18 digits");
+      if (!decimal) refuse_schema(key, at, "has more than 20 digits");
       found = Bound{.value = *decimal, .is_exclusive = key[0] == 'e'};
     }
     return found;
   }
 
-  static void check_multiple(const ordered_json& rest, bool is_integer, const std::string& at) {
-    if (rest.contains("multipleOf") && !(is_integer && rest["multipleOf"] == 1))
-      refuse_schema("multipleOf", at);
+  ExpressionPtr integer(const ordered_json& rest, const std::string& at) {
+    const auto least = bound(rest, true, at), most = bound(rest, false, at);
+    if (rest.contains("multipleOf")) return multiples(rest, least, most, at);
+    return least || most ? numbers_between(least, most, kMostWholeDigits, 0) : json_.integer();
   }
 
-  ExpressionPtr integer(const ordered_json& rest, const std::string& at) {
-    check_multiple(rest, true, at);
-    const auto least = bound(rest, true, at), most = bound(rest, false, at);
-    return least || most ? numbers_between(least, most, 18, 0) : json_.integer();
+  // Whole numbers. A fraction that divides numbers divides none of the doubles that readers make of
+  // them.
+  ExpressionPtr multiples(const ordered_json& rest,
+                          const std::optional<Bound>& least,
+                          const std::optional<Bound>& most,
+                          const std::string& at) {
+    const auto& given = rest["multipleOf"];
+    const auto value = given.is_number() ? given.get<double>() : 0;
+    if (!(value > 0)) refuse_schema("multipleOf", at, "is no number above 0");
+    if (value != std::floor(value))
+      refuse_schema("multipleOf", at, "is not supported but for whole numbers");
+    auto digits = least || most ? std::size_t{0} : kMostWholeDigits;
+    for (const auto& one : {least, most})
+      digits = std::max(digits, one ? one->value.whole.size() : kMostWholeDigits);
+    if (value * static_cast<double>(digits) >
+        static_cast<double>(kMostRemainders * kMostWholeDigits))
+      refuse_schema("multipleOf", at,
+                    fmt::format("is not supported above {} without bounds that are near zero",
+                                kMostRemainders));
+    Multiples all(static_cast<std::uint64_t>(value), json_.rules());
+    return numbers_between(least, most, kMostWholeDigits, 0, &all);
   }
 
   // Few enough digits for a double to tell each number from its bound.
   ExpressionPtr number(const ordered_json& rest, const std::string& at) {
-    check_multiple(rest, false, at);
     const auto least = bound(rest, true, at), most = bound(rest, false, at);
+    if (rest.contains("multipleOf")) return multiples(rest, least, most, at);
     if (!least && !most) return json_.number();
-    std::size_t fraction = 4;
-    for (const auto& one : {least, most})  // one digit more lies behind a bound that is excluded
-      if (one)
-        fraction = std::max(fraction, one->value.fraction.size() + (one->is_exclusive ? 1 : 0));
-    return numbers_between(least, most, fraction < 9 ? 15 - fraction : 6, fraction);
+    std::size_t whole = 0, fraction = 4;
+    for (const auto& one : {least, most}) {
+      if (!one) continue;
+      whole = std::max(whole, one->value.whole.size());
+      // One digit more lies behind a bound that is excluded.
+      fraction = std::max(fraction, one->value.fraction.size() + (one->is_exclusive ? 1 : 0));
+    }
+    if (whole + fraction > kDigitsOfADouble)
+      fraction = whole < kDigitsOfADouble ? kDigitsOfADouble - whole : 0;
+    return numbers_between(least, most, fraction < 9 ? kDigitsOfADouble - fraction : 6, fraction);
+  }
+
+  CountRange counts(const ordered_json& rest,
+                    const char* least,
+                    const char* most,
+                    const std::string& at) const {
+    return {.min = count(rest, least, at).value_or(0),
+            .max = count(rest, most, at).value_or(Expression::kUnbounded)};
   }
 
   ExpressionPtr array(const ordered_json& rest, const std::string& at) {
-    if (rest.value("uniqueItems", ordered_json(false)) != false) refuse_schema("uniqueItems", at);
-    const auto min = count(rest, "minItems", at).value_or(0);
-    auto max = count(rest, "maxItems", at).value_or(Expression::kUnbounded);
+    auto range = counts(rest, "minItems", "maxItems", at);
     auto item = json_.value();
     if (rest.contains("items")) {
       if (rest["items"].is_array())
@@ -284,35 +333,48 @@ class SchemaReader {
     std::vector<ExpressionPtr> first;
     if (rest.contains("prefixItems")) {
       const auto& all = list(rest, "prefixItems", at);
-      for (std::size_t i = 0; i < all.size() && i < max; ++i)
+      for (std::size_t i = 0; i < all.size() && i < range.max; ++i)
         first.push_back(json_.rules().add(of(all[i], fmt::format("{}/prefixItems/{}", at, i))));
     }
     if (rest.value("items", ordered_json()) == false)
-      max = std::min(max, static_cast<std::uint32_t>(first.size()));
-    if (min > max) return never();
-    auto items = tail_of(item, first, min, max);
+      range.max = std::min(range.max, static_cast<std::uint32_t>(first.size()));
+    if (range.min > range.max) return never();
+    auto items = is_unique(rest, at) && range.max > 1 ? unique_items(rest, range, at)
+                                                      : items_text(json_, item, first, range);
     return sequence({literal("["), json_.space(), std::move(items), literal("]")});
   }
 
-  // The items after `[`, from the last one to the first.
-  ExpressionPtr tail_of(const ExpressionPtr& item,
-                        const std::vector<ExpressionPtr>& first,
-                        std::uint32_t min,
-                        std::uint32_t max) const {
-    if (max == 0) return nothing();
-    const auto fixed = std::max(static_cast<std::uint32_t>(first.size()), std::uint32_t{1});
-    const auto more = sequence({json_.comma(), item});
-    ExpressionPtr tail = repeat(more, min > fixed ? min - fixed : 0,
-                                max == Expression::kUnbounded ? max : max - fixed);
-    tail = sequence({std::move(tail), json_.space()});
-    for (auto i = fixed; i-- > 0;) {
-      const auto& one = i < first.size() ? first[i] : item;
-      tail = i > 0 ? sequence({json_.comma(), one, std::move(tail)})
-                   : sequence({one, std::move(tail)});
-      if (i >= min) tail = choice({std::move(tail), i > 0 ? json_.space() : nothing()});
-      tail = json_.rules().add(std::move(tail));  // a long list would nest deeply
-    }
-    return tail;
+  static bool is_unique(const ordered_json& rest, const std::string& at) {
+    const auto unique = rest.value("uniqueItems", ordered_json(false));
+    if (!unique.is_boolean()) refuse_schema("uniqueItems", at, "is neither true nor false");
+    return unique.get<bool>();
+  }
+
+  // Items are one of a few constants; no automaton remembers others.
+  ExpressionPtr unique_items(const ordered_json& rest, CountRange range, const std::string& at) {
+    const auto refuse = [&] {
+      refuse_schema("uniqueItems", at,
+                    fmt::format("is not supported but for items that are one of {} constants at "
+                                "most (enum, const, booleans)",
+                                kMostUnique));
+    };
+    if (!rest.contains("items") || rest.contains("prefixItems")) refuse();
+    ordered_json item = rest["items"];
+    for (int depth = 0; item.is_object() && item.contains("$ref") && depth < kDeepestSchema;
+         ++depth)
+      item = merged(item, at + "/items");
+    if (!item.is_object()) refuse();
+    if (item.value("type", ordered_json()) == "boolean" && !item.contains("enum") &&
+        !item.contains("const"))
+      item["enum"] = {true, false};
+    if (!item.contains("enum") && !item.contains("const")) refuse();
+    std::vector<ordered_json> values;
+    for (auto& value : constants_of(item, at + "/items"))
+      if (std::ranges::find(values, value) == values.end()) values.push_back(std::move(value));
+    if (values.size() > kMostUnique) refuse();
+    std::vector<ExpressionPtr> ways;
+    for (const auto& value : values) ways.push_back(json_.rules().add(literal(value.dump())));
+    return distinct_items_text(json_, ways, range);
   }
 
   ExpressionPtr object(const ordered_json& rest, const std::string& at) {
@@ -322,6 +384,9 @@ class SchemaReader {
     if (!required.is_array() ||
         !std::ranges::all_of(required, [](const auto& one) { return one.is_string(); }))
       refuse_schema("required", at, "is no list of names");
+    for (const char* key : {"patternProperties", "propertyNames"})
+      if (rest.contains(key) && (!properties.empty() || !required.empty()))
+        refuse_schema(key, at, "beside properties or required is not supported");
     const auto others = rest.value("additionalProperties", ordered_json(properties.empty()));
     const auto other =
         others == false ? nullptr : json_.rules().add(of(others, at + "/additionalProperties"));
@@ -344,75 +409,49 @@ class SchemaReader {
                                                                   : json_.value();
     for (const auto& name : required)
       if (!properties.contains(name.get<std::string>())) add(name.get<std::string>(), unlisted);
-    Others range{.member = other ? json_.rules().add(json_.member(json_.key_except(names), other))
-                                 : nullptr};
-    bound_others(rest, members, range, at);
-    return sequence({literal("{"), json_.space(), rest_of_object(members, range), literal("}")});
+    ExpressionPtr member;
+    if (rest.contains("patternProperties"))
+      member = pattern_member(rest, at);
+    else if (other)
+      member = json_.member(other_key(rest, names, at), other);
+    if (member) member = json_.rules().add(std::move(member));
+    auto all = members_text(json_, members, member, member_counts(rest, members.size(), at));
+    return sequence({literal("{"), json_.space(), std::move(all), literal("}")});
   }
 
-  struct Member {
-    ExpressionPtr expression{};
-    bool is_required = false;
-  };
-  struct Others {  // members that are not listed
-    ExpressionPtr member{};
-    std::uint32_t min = 0;
-    std::uint32_t max = Expression::kUnbounded;
-  };
+  // Keys of two patterns, or of one and of other members, might be the same.
+  ExpressionPtr pattern_member(const ordered_json& rest, const std::string& at) {
+    const auto& all = rest["patternProperties"];
+    if (!all.is_object()) refuse_schema("patternProperties", at, "is no object");
+    if (all.size() != 1 || rest.contains("propertyNames") ||
+        rest.value("additionalProperties", ordered_json(false)) != false)
+      refuse_schema("patternProperties", at,
+                    "is not supported but with one pattern, and no names of other keywords");
+    const auto& pattern = all.begin().key();
+    const auto place = fmt::format("{}/patternProperties/{}", at, pattern);
+    return json_.member(string({{"pattern", pattern}}, place), of(all.begin().value(), place));
+  }
 
-  static void bound_others(const ordered_json& rest,
-                           const std::vector<Member>& members,
-                           Others& others,
+  ExpressionPtr other_key(const ordered_json& rest,
+                          const std::vector<std::string>& names,
+                          const std::string& at) {
+    if (!rest.contains("propertyNames")) return json_.key_except(names);
+    const auto place = at + "/propertyNames";
+    return of(merge(document_, rest["propertyNames"], {{"type", "string"}}, place), place);
+  }
+
+  CountRange member_counts(const ordered_json& rest,
+                           std::size_t num_listed,
                            const std::string& at) {
-    const auto size = static_cast<std::uint32_t>(members.size());
-    const auto required =
-        static_cast<std::uint32_t>(std::ranges::count_if(members, &Member::is_required));
-    if (const auto max = count(rest, "maxProperties", at); max && (others.member || *max < size)) {
-      if (required < size || *max < size)
-        refuse_schema("maxProperties", at,
-                      "is not supported with properties that may be absent or are more");
-      others.max = *max - size;
-    }
-    const auto min = count(rest, "minProperties", at).value_or(0);
-    if (min <= required) return;
-    // A second member might have the name of the first.
-    if (!others.member || required < size || min > required + 1)
+    const auto range = counts(rest, "minProperties", "maxProperties", at);
+    const bool counts_all = range.max < num_listed || range.min > 1;
+    if (counts_all && num_listed > kMostCounted)
+      refuse_schema(range.min > 1 ? "minProperties" : "maxProperties", at,
+                    fmt::format("is not supported with more than {} properties", kMostCounted));
+    if (range.min > num_listed + 1)
       refuse_schema("minProperties", at,
-                    "is not supported beyond the required properties and one more");
-    others.min = 1;
-  }
-
-  // The members after `{`: listed ones in their order, then others. There is a rule for each place
-  // in the list, with or without a member before it.
-  ExpressionPtr rest_of_object(const std::vector<Member>& members, const Others& others) {
-    auto& rules = json_.rules();
-    std::array<ExpressionPtr, 2> tails;  // without and with a member before
-    if (others.member) {
-      const auto more = sequence({json_.comma(), others.member});
-      const auto less = [&](std::uint32_t count) {
-        return count == Expression::kUnbounded ? count : count - 1;
-      };
-      tails[1] = rules.add(sequence({repeat(more, others.min, others.max), json_.space()}));
-      if (others.max > 0)
-        tails[0] = sequence({others.member,
-                             repeat(more, others.min > 0 ? others.min - 1 : 0, less(others.max)),
-                             json_.space()});
-      if (others.min == 0) tails[0] = tails[0] ? choice({tails[0], nothing()}) : nothing();
-      tails[0] = rules.add(tails[0] ? tails[0] : never());
-    } else {
-      tails = {nothing(), json_.space()};
-    }
-    for (auto i = members.size(); i-- > 0;) {
-      std::array<ExpressionPtr, 2> next;
-      for (const bool is_behind : {false, true}) {
-        auto way = is_behind ? sequence({json_.comma(), members[i].expression, tails[1]})
-                             : sequence({members[i].expression, tails[1]});
-        if (!members[i].is_required) way = choice({std::move(way), tails[is_behind ? 1 : 0]});
-        next[is_behind ? 1 : 0] = rules.add(std::move(way));
-      }
-      tails = std::move(next);
-    }
-    return tails[0];
+                    "is not supported beyond the properties that are listed and one more");
+    return range;
   }
 
   const ordered_json& root_;

@@ -7,7 +7,7 @@
 namespace ferry::rollout::grammar {
 namespace {
 
-constexpr std::size_t kMostDigits = 18;
+constexpr std::size_t kMostDigits = 20;  // of a uint64
 
 ExpressionPtr digits(std::size_t min, std::size_t max) {
   return repeat(bytes('0', '9'), static_cast<std::uint32_t>(min), static_cast<std::uint32_t>(max));
@@ -16,28 +16,38 @@ ExpressionPtr digits(std::size_t min, std::size_t max) {
 // Numbers from zero on. "Held" to a bound: all digits so far are the bound's.
 class MagnitudeWriter {
  public:
-  MagnitudeWriter(const Bound& least, const std::optional<Bound>& most, std::size_t max_fraction)
-      : least_(least), most_(most), max_fraction_(max_fraction) {}
+  MagnitudeWriter(const Bound& least,
+                  const std::optional<Bound>& most,
+                  std::size_t max_fraction,
+                  Multiples* multiples)
+      : least_(least),
+        most_(most),
+        max_fraction_(multiples == nullptr ? max_fraction : 0),
+        multiples_(multiples) {}
 
   ExpressionPtr write(std::size_t max_whole) {
     const auto from = least_.value.whole.size();
     const auto to = most_ ? most_->value.whole.size() : std::max(max_whole, from);
     std::vector<ExpressionPtr> ways;
     for (length_ = from; length_ <= to; ++length_)
-      ways.push_back(whole(0, length_ == from, most_ && length_ == to));
+      ways.push_back(whole(0, length_ == from, most_ && length_ == to, 0));
     return choice(std::move(ways));
   }
 
  private:
-  // Calls rest(held to least, held to most) for the ranges of a digit.
+  // Calls rest(its first digit, held to least, held to most) for the ranges of a digit.
   template <typename Rest>
-  static ExpressionPtr digit(char low, char high, bool least, bool most, Rest&& rest) {
+  ExpressionPtr digit(char low, char high, bool least, bool most, Rest&& rest) const {
     std::vector<ExpressionPtr> ways;
+    const auto add_range = [&](char first, char last, bool is_least, bool is_most) {
+      ways.push_back(
+          sequence({bytes(static_cast<std::uint8_t>(first), static_cast<std::uint8_t>(last)),
+                    rest(first, is_least, is_most)}));
+    };
     const auto add = [&](char first, char last, bool is_least, bool is_most) {
-      if (first <= last)
-        ways.push_back(
-            sequence({bytes(static_cast<std::uint8_t>(first), static_cast<std::uint8_t>(last)),
-                      rest(is_least, is_most)}));
+      if (multiples_ == nullptr && first <= last) add_range(first, last, is_least, is_most);
+      for (auto one = first; multiples_ != nullptr && one <= last; ++one)
+        add_range(one, one, is_least, is_most);
     };
     if (least && most && low == high) {
       add(low, high, true, true);
@@ -50,15 +60,20 @@ class MagnitudeWriter {
     return choice(std::move(ways));
   }
 
-  ExpressionPtr whole(std::size_t at, bool least, bool most) const {
-    if (at == length_) return fraction(least, most);
+  // `remainder`: of the digits before, by the divisor of multiples.
+  ExpressionPtr whole(std::size_t at, bool least, bool most, std::uint64_t remainder) const {
+    if (at == length_) return remainder == 0 ? fraction(least, most) : never();
     const bool is_first = at == 0 && length_ > 1;
+    if (!least && !most && !is_first && multiples_ != nullptr)
+      return multiples_->digits(length_ - at, remainder);
     if (!least && !most && !is_first)
       return sequence({digits(length_ - at, length_ - at), fraction(false, false)});
     const char low = least ? least_.value.whole[at] : is_first ? '1' : '0';
     const char high = most ? most_->value.whole[at] : '9';
-    return digit(low, high, least, most,
-                 [&](bool is_least, bool is_most) { return whole(at + 1, is_least, is_most); });
+    return digit(low, high, least, most, [&](char one, bool is_least, bool is_most) {
+      const auto next = multiples_ == nullptr ? 0 : multiples_->remainder(remainder, one);
+      return whole(at + 1, is_least, is_most, next);
+    });
   }
 
   ExpressionPtr fraction(bool least, bool most) const {
@@ -75,7 +90,7 @@ class MagnitudeWriter {
       return at < value.fraction.size() ? value.fraction[at] : '0';
     };
     return digit(least ? of(least_.value) : '0', most ? of(most_->value) : '9', least, most,
-                 [&](bool is_least, bool is_most) {
+                 [&](char, bool is_least, bool is_most) {
                    std::vector<ExpressionPtr> ways{behind_point(at + 1, is_least, is_most)};
                    if (may_end(at + 1, is_least, is_most)) ways.push_back(nothing());
                    return choice(std::move(ways));
@@ -91,10 +106,22 @@ class MagnitudeWriter {
   Bound least_;
   std::optional<Bound> most_;
   std::size_t max_fraction_;
+  Multiples* multiples_;
   std::size_t length_ = 0;
 };
 
 }  // namespace
+
+ExpressionPtr Multiples::digits(std::size_t count, std::uint64_t remainder) {
+  if (count == 0) return remainder == 0 ? nothing() : never();
+  auto& known = known_[{count, remainder}];
+  if (known) return known;
+  std::vector<ExpressionPtr> ways;
+  for (char one = '0'; one <= '9'; ++one)
+    ways.push_back(sequence({bytes(static_cast<std::uint8_t>(one), static_cast<std::uint8_t>(one)),
+                             digits(count - 1, this->remainder(remainder, one))}));
+  return known = rules_.add(choice(std::move(ways)));
+}
 
 std::optional<Decimal> read_decimal(const std::string& text) {
   Decimal decimal{.is_negative = text.starts_with('-')};
@@ -126,19 +153,20 @@ std::optional<Decimal> read_decimal(const std::string& text) {
 ExpressionPtr numbers_between(const std::optional<Bound>& least,
                               const std::optional<Bound>& most,
                               std::size_t max_whole,
-                              std::size_t max_fraction) {
+                              std::size_t max_fraction,
+                              Multiples* multiples) {
   std::vector<ExpressionPtr> ways;
   if (!most || !most->value.is_negative) {  // from zero on
     const bool is_least = least && (!least->value.is_negative || least->value.is_zero());
-    ways.push_back(
-        MagnitudeWriter(is_least ? *least : Bound{}, most, max_fraction).write(max_whole));
+    ways.push_back(MagnitudeWriter(is_least ? *least : Bound{}, most, max_fraction, multiples)
+                       .write(max_whole));
   }
   if (!least || (least->value.is_negative && !least->value.is_zero())) {
     const bool is_least = most && most->value.is_negative;
     const Bound zero{.is_exclusive = true};
-    ways.push_back(
-        sequence({literal("-"),
-                  MagnitudeWriter(is_least ? *most : zero, least, max_fraction).write(max_whole)}));
+    ways.push_back(sequence(
+        {literal("-"), MagnitudeWriter(is_least ? *most : zero, least, max_fraction, multiples)
+                           .write(max_whole)}));
   }
   return choice(std::move(ways));
 }

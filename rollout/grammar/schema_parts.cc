@@ -4,10 +4,10 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <set>
 #include <utility>
 
+#include "distckpt/base/encodings.h"
 #include "distckpt/base/error.h"
 
 namespace ferry::rollout::grammar {
@@ -25,6 +25,7 @@ constexpr std::array kKeywords{"type",          "enum",
                                "$ref",          "properties",
                                "required",      "additionalProperties",
                                "minProperties", "maxProperties",
+                               "propertyNames", "patternProperties",
                                "items",         "prefixItems",
                                "minItems",      "maxItems",
                                "uniqueItems",   "minLength",
@@ -74,6 +75,13 @@ bool allows_others(const ordered_json& schema) {
   return !schema.contains("additionalProperties") || schema["additionalProperties"] == true;
 }
 
+bool has_pattern_beside(const ordered_json& schema, const ordered_json& other) {
+  return schema.contains("patternProperties") &&
+         std::ranges::any_of(std::array{"patternProperties", "properties", "additionalProperties",
+                                        "propertyNames", "required"},
+                             [&](const char* key) { return other.contains(key); });
+}
+
 void merge_keyword(ordered_json& into,
                    const std::string& key,
                    const ordered_json& value,
@@ -95,6 +103,10 @@ void merge_keyword(ordered_json& into,
     mine = both_of(mine, value);
   } else if (key == "additionalProperties" && (mine == true || value == true)) {
     if (mine == true) mine = value;
+  } else if (key == "uniqueItems" && mine.is_boolean() && value.is_boolean()) {
+    mine = mine.get<bool>() || value.get<bool>();
+  } else if (key == "propertyNames") {
+    mine = both_of(mine, value);
   } else {
     refuse_schema(key, at, "is in two schemas that hold together: that is not supported");
   }
@@ -127,23 +139,6 @@ const ordered_json& resolved(Document& document, const ordered_json& schema, ord
   const bool refers = schema.is_object() && (schema.contains("$ref") || schema.contains("allOf"));
   if (!refers) return schema;
   return copy = with_references(document, schema, "", 0);
-}
-
-// A reference is a URI, whose part behind # may have any byte as two digits (RFC 6901, 6).
-std::string percent_decoded(std::string_view text) {
-  std::string decoded;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    unsigned byte = 0;
-    const auto* const digits = text.data() + i + 1;
-    if (text[i] == '%' && i + 2 < text.size() &&
-        std::from_chars(digits, digits + 2, byte, 16).ptr == digits + 2) {
-      decoded += static_cast<char>(byte);
-      i += 2;
-    } else {
-      decoded += text[i];
-    }
-  }
-  return decoded;
 }
 
 // A long text counts as several.
@@ -204,6 +199,7 @@ const ordered_json& resolve(const ordered_json& root,
                             const std::string& at) {
   if (!ref.starts_with('#')) refuse_schema("$ref", at, fmt::format("to {} is not supported", ref));
   try {
+    // A reference is a URI: behind # any byte may be two digits (RFC 6901, 6).
     return root.at(ordered_json::json_pointer(percent_decoded(std::string_view(ref).substr(1))));
   } catch (const ordered_json::exception&) {
     refuse_schema("$ref", at, fmt::format("names {}, which is not there", ref));
@@ -242,6 +238,10 @@ ordered_json merge(Document& document,
     refuse_schema("additionalProperties", at,
                   "is in one of two schemas that hold together, and the other has more properties: "
                   "that is not supported");
+  if (has_pattern_beside(merged, more) || has_pattern_beside(more, merged))
+    refuse_schema("patternProperties", at,
+                  "is in one of two schemas that hold together, and the other has properties: that "
+                  "is not supported");
   for (const auto& [key, value] : more.items()) {
     if (merged.contains(key))
       merge_keyword(merged, key, value, at);

@@ -64,17 +64,14 @@ TokenConstraint::TokenConstraint(std::shared_ptr<CompiledGrammar> grammar,
       state_(grammar_->automaton().start()) {}
 
 void TokenConstraint::write_allowed(std::span<std::uint8_t> bits) {
-  const bool is_dead = state_ == Automaton::kDead;
-  if (is_dead)
+  if (has_left())
     std::ranges::fill(bits, std::uint8_t{0});
   else
     std::ranges::copy(grammar_->tokens_after(state_), bits.begin());
   const auto size = grammar_->vocabulary().size();
   for (const auto token : *ending_tokens_)
     if (token < size) clear(bits, token);
-  const bool may_end = is_dead || grammar_->automaton().accepts(state_) ||
-                       std::ranges::none_of(bits, [](auto byte) { return byte != 0; });
-  if (!may_end) return;
+  if (!may_end() && std::ranges::any_of(bits, [](auto byte) { return byte != 0; })) return;
   for (const auto token : *ending_tokens_)
     if (token < size) set(bits, token);
 }
@@ -83,13 +80,17 @@ void TokenConstraint::accept(std::int64_t token) {
   const auto& bytes = grammar_->vocabulary().bytes_of(token);
   if (bytes.empty()) state_ = Automaton::kDead;
   for (const char byte : bytes) {
-    if (state_ == Automaton::kDead) return;
+    if (has_left()) return;
     state_ = grammar_->automaton().next(state_, static_cast<std::uint8_t>(byte));
   }
 }
 
-bool TokenConstraint::is_complete() {
-  return state_ == Automaton::kDead || !grammar_->automaton().continues(state_);
+bool TokenConstraint::may_end() const {
+  return !has_left() && grammar_->automaton().accepts(state_);
+}
+
+bool TokenConstraint::is_complete() const {
+  return has_left() || !grammar_->automaton().continues(state_);
 }
 
 std::shared_ptr<CompiledGrammar> StructuredOutputManager::compile(const std::string& format) {

@@ -44,11 +44,17 @@ class TokenConstraint {
                   std::shared_ptr<const std::vector<std::int64_t>> ending_tokens);
 
   // The bits of tokens that may be drawn next, (vocabulary + 7) / 8 bytes. If the vocabulary cannot
-  // write any text that fits, these are the ending tokens.
+  // write any text that fits, these are the ending tokens, if there are any.
   void write_allowed(std::span<std::uint8_t> bits);
+  // A token that is no ending token.
   void accept(std::int64_t token);
+  // True if the text fits as it is: an ending token behind another text is the last of an answer
+  // that the vocabulary cannot write.
+  bool may_end() const;
+  // True if no text that begins like this one fits.
+  bool has_left() const { return state_ == Automaton::kDead; }
   // Nothing but an ending token can follow.
-  bool is_complete();
+  bool is_complete() const;
 
  private:
   std::shared_ptr<CompiledGrammar> grammar_;

@@ -52,10 +52,14 @@ void SamplingParams::verify() const {
           ErrorKind::kUsage,
           "return_entropy: of tokens that are cut off it needs return_sampling_mask, and with "
           "penalties there is none");
-  require(structured_outputs.empty() || !(return_entropy || return_sampling_mask || min_tokens > 0),
-          ErrorKind::kUsage,
-          "structured_outputs: are not supported with min_tokens, return_entropy and "
-          "return_sampling_mask");
+  // No token would be left where the format allows nothing but what one of these forbids.
+  for (const auto& [field, is_set] : {std::pair("min_tokens", min_tokens > 0),
+                                      std::pair("allowed_token_ids", !allowed_token_ids.empty()),
+                                      std::pair("bad_words", !bad_words_token_ids.empty()),
+                                      std::pair("return_entropy", return_entropy),
+                                      std::pair("return_sampling_mask", return_sampling_mask)})
+    require(structured_outputs.empty() || !is_set, ErrorKind::kUsage,
+            "{}: is not supported beside a format of the answer (structured outputs)", field);
   for (const auto& [id, bias] : logit_bias) {
     check(id >= 0, "logit_bias", id, "a token id");
     check(bias >= -100 && bias <= 100, "logit_bias", bias, "in [-100, 100]");

@@ -43,7 +43,7 @@ enum class FinishReason : std::uint8_t {
   kStop,    // a stop token or the end of sequence
   kLength,  // max_tokens, or the longest sequence that the engine takes
   kAbort,   // on request
-  kError,   // the request was refused
+  kError,   // the request was refused, or the vocabulary cannot write its format
 };
 
 struct Sequence {

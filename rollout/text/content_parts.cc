@@ -1,13 +1,12 @@
 #include "rollout/text/content_parts.h"
 
-#include <array>
 #include <cstdint>
 #include <filesystem>
 #include <string_view>
 #include <utility>
 
+#include "distckpt/base/encodings.h"
 #include "distckpt/base/error.h"
-#include "distckpt/base/integers.h"
 #include "distckpt/storage/file_io.h"
 
 namespace ferry::rollout::text {
@@ -19,47 +18,6 @@ constexpr std::string_view kPlaceholder = "<image>";
 constexpr std::string_view kData = "data:";
 constexpr std::string_view kFile = "file://";
 constexpr std::size_t kMostOfName = 80;  // of an address that holds an image
-
-// RFC 4648, section 4.
-constexpr std::string_view kDigits =
-    "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-
-std::string encode_base64(std::string_view bytes) {
-  std::string text;
-  text.reserve(4 * distckpt::ceil_div(bytes.size(), 3));
-  for (std::size_t i = 0; i < bytes.size(); i += 3) {
-    const auto some = bytes.substr(i, 3);
-    std::uint32_t gathered = 0;
-    for (std::size_t j = 0; j < 3; ++j)
-      gathered = gathered << 8U | (j < some.size() ? static_cast<unsigned char>(some[j]) : 0U);
-    for (std::size_t j = 0; j < 4; ++j)
-      text += j > some.size() ? '=' : kDigits[gathered >> (18 - 6 * j) & 63U];
-  }
-  return text;
-}
-
-std::string decode_base64(std::string_view text, const std::string& name) {
-  std::array<int, 256> values{};
-  values.fill(-1);
-  for (std::size_t i = 0; i < kDigits.size(); ++i)
-    values[static_cast<unsigned char>(kDigits[i])] = static_cast<int>(i);
-  for (int padding = 0; padding < 2 && text.ends_with('='); ++padding) text.remove_suffix(1);
-  std::string bytes;
-  bytes.reserve(text.size() / 4 * 3 + 2);
-  std::uint32_t gathered = 0;
-  int bits = 0;
-  for (const char digit : text) {
-    const auto value = values[static_cast<unsigned char>(digit)];
-    require(value >= 0, ErrorKind::kCorrupt, "{}: is not base64", name);
-    gathered = gathered << 6U | static_cast<std::uint32_t>(value);
-    bits += 6;
-    if (bits < 8) continue;
-    bits -= 8;
-    bytes += static_cast<char>(gathered >> static_cast<unsigned>(bits) & 0xffU);
-  }
-  require(text.size() % 4 != 1, ErrorKind::kCorrupt, "{}: is not base64", name);
-  return bytes;
-}
 
 std::string part_type(const ordered_json& part) {
   const auto type = part.find("type");
@@ -209,7 +167,9 @@ std::string ImageSource::read(std::int64_t limit) const {
     require(std::string_view(place).substr(0, header).ends_with(kBase64), ErrorKind::kCorrupt,
             "{}: is not data:image/...;base64,...", name());
     require_small((place.size() - header) / 4 * 3);
-    return decode_base64(std::string_view(place).substr(header), name());
+    auto decoded = base64_bytes(std::string_view(place).substr(header));
+    require(decoded.has_value(), ErrorKind::kCorrupt, "{}: is not base64", name());
+    return *std::move(decoded);
   }
   require(!place.starts_with("http://") && !place.starts_with("https://"), ErrorKind::kUsage,
           "{}: is an address, only files are read", name());
@@ -218,7 +178,7 @@ std::string ImageSource::read(std::int64_t limit) const {
 }
 
 std::string ImageSource::url() const {
-  if (place.empty()) return "data:;base64," + encode_base64(bytes);
+  if (place.empty()) return "data:;base64," + base64_text(distckpt::as_bytes(bytes));
   const bool is_path = !place.starts_with(kData) && place.find("://") == std::string::npos;
   return is_path ? std::filesystem::absolute(place).string() : place;
 }

@@ -1,4 +1,5 @@
-// Finds calls of tools in a model's text as it comes.
+// Finds calls of tools in a model's text as it comes. The text has its special tokens: some
+// tokenizers make such of the markers around calls.
 #pragma once
 
 #include <nlohmann/json.hpp>

@@ -59,11 +59,6 @@ std::optional<ToolFormat> tool_format_of_template(std::string_view chat_template
   return std::nullopt;
 }
 
-bool has_special_markers(ToolFormat format) {
-  return format != ToolFormat::kHermes && format != ToolFormat::kQwen3Coder &&
-         format != ToolFormat::kGlm45;
-}
-
 ToolMarkers markers_of(ToolFormat format) {
   switch (format) {
     case ToolFormat::kDeepSeekV3:

@@ -40,8 +40,6 @@ std::optional<ToolFormat> tool_format(std::string_view name);
 std::vector<std::string> tool_format_names();
 // The format that a chat template writes, or nothing.
 std::optional<ToolFormat> tool_format_of_template(std::string_view chat_template);
-// The format's markers may be special tokens, which have to be part of the text.
-bool has_special_markers(ToolFormat format);
 // Answers have channels, whether tools are there or not.
 inline bool has_channels(ToolFormat format) {
   return format == ToolFormat::kOpenAi;

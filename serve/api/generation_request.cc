@@ -138,8 +138,7 @@ GenerationRequest read_common(const ordered_json& body, const ServedModel& model
   read_allowed_tokens(fields, model, request.params);
   read_bad_words(fields, model, request.params);
   if (!request.params.stop.empty()) model.require_tokenizer("stop");
-  if (const auto format = requested_format(fields))
-    request.params.structured_outputs = checked_format(*format, model);
+  if (const auto format = requested_format(fields)) hold_to(*format, model, request);
   return request;
 }
 
@@ -339,6 +338,23 @@ bool has_channels(const ServedModel& model) {
   return model.tool_format && rollout::text::has_channels(*model.tool_format);
 }
 
+// Functions; null without any. OpenAI's custom tools take a text that no chat template asks for.
+ordered_json tools_of(const Fields& fields) {
+  const auto* const tools = fields.find("tools");
+  if (tools == nullptr) return {};
+  if (!tools->is_array()) fields.refuse("tools", "is not a list");
+  for (std::size_t i = 0; i < tools->size(); ++i) {
+    const Fields of_tool((*tools)[i], fmt::format("tools.{}.", i));
+    std::string type = "function", name;
+    of_tool.read("type", type);
+    if (type != "function") of_tool.refuse("type", "is not \"function\": others are not supported");
+    if (!of_tool.has("function")) of_tool.refuse("function", "is missing");
+    Fields(*of_tool.find("function"), fmt::format("tools.{}.function.", i)).read("name", name);
+    if (name.empty()) of_tool.refuse("function", "has no name");
+  }
+  return tools->empty() ? ordered_json() : *tools;
+}
+
 }  // namespace
 
 ChatPrompt chat_prompt(const ordered_json& body, const ServedModel& model) {
@@ -348,8 +364,7 @@ ChatPrompt chat_prompt(const ordered_json& body, const ServedModel& model) {
   fields.read("continue_final_message", options.continue_final_message);
   if (options.continue_final_message && !fields.has("add_generation_prompt"))
     options.add_generation_prompt = false;
-  if (const auto* const tools = fields.find("tools"); tools != nullptr && !tools->empty())
-    options.tools = *tools;
+  options.tools = tools_of(fields);
   if (const auto* const documents = fields.find("documents")) options.documents = *documents;
   if (const auto* const variables = fields.find("chat_template_kwargs")) {
     if (!variables->is_object()) fields.refuse("chat_template_kwargs", "is not an object");
@@ -396,20 +411,18 @@ void read_tools(const Fields& fields, const ServedModel& model, GenerationReques
     request.tool_format = model.tool_format;
     request.skip_special_tokens = false;
   }
-  const auto* const tools = fields.find("tools");
+  auto tools = tools_of(fields);
   const auto* const choice = fields.find("tool_choice");
-  if (tools != nullptr && !tools->is_array()) fields.refuse("tools", "is not a list");
   const auto forced = forced_call(fields);
-  if (tools == nullptr || tools->empty()) {
+  if (tools.is_null()) {
     if (forced) fields.refuse("tool_choice", "needs tools");
     return;
   }
   if (choice != nullptr && *choice == "none") return;
   fields.read("parallel_tool_calls", request.parallel_tool_calls);
-  request.tools = *tools;
+  request.tools = std::move(tools);
   request.tool_format = model.tool_format;
-  if (request.tool_format && has_special_markers(*request.tool_format))
-    request.skip_special_tokens = false;
+  if (request.tool_format) request.skip_special_tokens = false;  // that of a call may be such
   if (!forced) return;
   if (!request.tool_format)
     fields.refuse("tool_choice",
@@ -417,8 +430,9 @@ void read_tools(const Fields& fields, const ServedModel& model, GenerationReques
                   "--tool-call-parser says which one");
   if (!request.params.structured_outputs.empty())
     fields.refuse("tool_choice", "asks for a call where another field asks for another format");
-  request.params.structured_outputs = checked_format(
-      format_of_calls(*request.tool_format, *tools, *forced, request.parallel_tool_calls), model);
+  hold_to(
+      format_of_calls(*request.tool_format, request.tools, *forced, request.parallel_tool_calls),
+      model, request);
 }
 
 }  // namespace

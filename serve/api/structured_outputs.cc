@@ -259,6 +259,40 @@ ordered_json format_of_call(ToolFormat format, const ordered_json& function) {
                 schema_format(schema), "}\n</tool_call>");
 }
 
+// ---- what ends an answer -----------------------------------------------------------------------
+
+// A token of text may be one that the format needs, and then no answer would have it; so may an
+// added token that is written in the format.
+bool is_of_format(const std::string& token,
+                  const std::string& format,
+                  const rollout::text::Tokenizer& tokenizer) {
+  const auto added = tokenizer.added_tokens();
+  if (std::ranges::find(added, token) == added.end()) return true;
+  const auto quoted = dump(token);
+  return format.find(std::string_view(quoted).substr(1, quoted.size() - 2)) != std::string::npos;
+}
+
+// An answer by a pattern may end before a stop string, as vLLM's users have it: with the string it
+// is the beginning of a match. JSON that is cut off would be none.
+void refuse_early_ends(const RequestedFormat& requested,
+                       const std::string& format,
+                       const rollout::text::Tokenizer& tokenizer,
+                       const GenerationRequest& request) {
+  const auto refuse = [&](const char* field, const std::string& why = "") {
+    throw ApiError(
+        400, fmt::format("{}: {}is not supported beside {}", field, why, requested.param), field);
+  };
+  if (requested.format["type"] != "regex") {
+    if (!request.params.stop.empty()) refuse("stop");
+    if (request.include_stop_str_in_output) refuse("include_stop_str_in_output");
+  }
+  for (const auto id : request.params.stop_token_ids) {
+    const auto token = tokenizer.id_to_token(static_cast<rollout::text::TokenId>(id));
+    if (token && is_of_format(*token, format, tokenizer))
+      refuse("stop_token_ids", fmt::format("{}, which the format may need, ", id));
+  }
+}
+
 }  // namespace
 
 std::optional<RequestedFormat> requested_format(const Fields& fields) {
@@ -307,7 +341,9 @@ RequestedFormat format_of_calls(ToolFormat format,
   return {.param = "tools", .format = sequence_of(std::move(parts))};
 }
 
-std::string checked_format(const RequestedFormat& requested, const ServedModel& model) {
+void hold_to(const RequestedFormat& requested,
+             const ServedModel& model,
+             GenerationRequest& request) {
   const auto& tokenizer = model.require_tokenizer(requested.param);
   auto text = dump(requested.format);
   try {
@@ -315,7 +351,8 @@ std::string checked_format(const RequestedFormat& requested, const ServedModel& 
   } catch (const Error& error) {
     throw ApiError(400, fmt::format("{}: {}", requested.param, error.what()), requested.param);
   }
-  return text;
+  refuse_early_ends(requested, text, tokenizer, request);
+  request.params.structured_outputs = std::move(text);
 }
 
 }  // namespace ferry::serve

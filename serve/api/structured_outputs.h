@@ -5,6 +5,7 @@
 #include <string>
 
 #include "serve/api/fields.h"
+#include "serve/api/generation_request.h"
 #include "serve/api/served_model.h"
 
 namespace ferry::serve {
@@ -26,8 +27,10 @@ RequestedFormat format_of_calls(rollout::text::ToolFormat format,
                                 const std::string& name,
                                 bool is_parallel);
 
-// The format's JSON text, after its grammar has been made once. Throws ApiError 400 that names what
-// of a schema is not supported.
-std::string checked_format(const RequestedFormat& requested, const ServedModel& model);
+// Holds the request's answers to the format, after its grammar has been made once. Throws ApiError
+// 400 that names what of a schema is not supported, or the field that would cut answers short.
+void hold_to(const RequestedFormat& requested,
+             const ServedModel& model,
+             GenerationRequest& request);
 
 }  // namespace ferry::serve

@@ -1,28 +1,18 @@
 #include "serve/http/message.h"
 
 #include <algorithm>
-#include <charconv>
+
+#include "distckpt/base/encodings.h"
 
 namespace ferry::serve {
-namespace {
 
-std::string percent_decoded(std::string_view text, bool plus_is_space) {
-  std::string decoded;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    unsigned char byte = 0;
-    if (text[i] == '%' && i + 2 < text.size() &&
-        std::from_chars(text.data() + i + 1, text.data() + i + 3, byte, 16).ptr ==
-            text.data() + i + 3) {
-      decoded += static_cast<char>(byte);
-      i += 2;
-    } else {
-      decoded += plus_is_space && text[i] == '+' ? ' ' : text[i];
-    }
+std::string lower_case(std::string_view text) {
+  std::string lower(text);
+  for (auto& c : lower) {
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
   }
-  return decoded;
+  return lower;
 }
-
-}  // namespace
 
 std::string_view HttpRequest::header(std::string_view lower_case_name) const {
   const auto found =
@@ -31,10 +21,10 @@ std::string_view HttpRequest::header(std::string_view lower_case_name) const {
 }
 
 bool HttpRequest::has_bearer(std::string_view api_key) const {
-  constexpr std::string_view kBearer = "Bearer ";
+  constexpr std::string_view kBearer = "bearer ";
   auto given = header("authorization");
-  if (!given.starts_with(kBearer)) return false;
-  given.remove_prefix(kBearer.size());
+  if (lower_case(given.substr(0, kBearer.size())) != kBearer) return false;
+  given.remove_prefix(std::min(given.find_first_not_of(' ', kBearer.size()), given.size()));
   unsigned difference = given.size() == api_key.size() ? 0 : 1;
   for (std::size_t i = 0; i < api_key.size(); ++i) {
     const char c = given.empty() ? '\0' : given[i % given.size()];

@@ -38,4 +38,6 @@ struct HttpResponse {
 
 std::string_view reason_phrase(int status);
 
+std::string lower_case(std::string_view text);  // of ASCII
+
 }  // namespace ferry::serve

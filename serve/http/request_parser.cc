@@ -24,14 +24,6 @@ bool is_token(std::string_view text) {
   return !text.empty() && std::ranges::all_of(text, is_token_char);
 }
 
-std::string lower_case(std::string_view text) {
-  std::string lower(text);
-  for (auto& c : lower) {
-    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
-  }
-  return lower;
-}
-
 // True if a list of words, such as "keep-alive, Upgrade", has this one.
 bool lists(std::string_view list, std::string_view word) {
   while (!list.empty()) {

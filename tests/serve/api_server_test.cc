@@ -34,11 +34,11 @@ class ApiServerTest : public testing::Test {
     thread_ = std::thread([this] { server_.run(); });
   }
 
-  // The status and the body of a response.
-  std::pair<int, std::string> ask(const std::string& method,
-                                  const std::string& path,
-                                  const std::string& body = "",
-                                  const std::string& header = "") {
+  // The status and all of a response.
+  std::pair<int, std::string> whole(const std::string& method,
+                                    const std::string& path,
+                                    const std::string& body = "",
+                                    const std::string& header = "") {
     const int fd = socket(AF_INET, SOCK_STREAM, 0);
     sockaddr_in address{};
     address.sin_family = AF_INET;
@@ -54,7 +54,15 @@ class ApiServerTest : public testing::Test {
          count = recv(fd, buffer.data(), buffer.size(), 0))
       answer.append(buffer.data(), static_cast<std::size_t>(count));
     ::close(fd);
-    return {std::stoi(answer.substr(9, 3)), answer.substr(answer.find("\r\n\r\n") + 4)};
+    return {std::stoi(answer.substr(9, 3)), answer};
+  }
+  // The status and the body of a response.
+  std::pair<int, std::string> ask(const std::string& method,
+                                  const std::string& path,
+                                  const std::string& body = "",
+                                  const std::string& header = "") {
+    const auto [status, answer] = whole(method, path, body, header);
+    return {status, answer.substr(answer.find("\r\n\r\n") + 4)};
   }
   ordered_json post(const std::string& path, const ordered_json& body) {
     const auto [status, answer] = ask("POST", path, body.dump());
@@ -108,6 +116,17 @@ TEST_F(ApiServerTest, ErrorsHaveOpenAisForm) {
       R"({"error":{"message":"n: is not an integer of 64 bits","type":"invalid_request_error","param":"n","code":null}})");
   EXPECT_EQ(ask("GET", "/nowhere").first, 404);
   EXPECT_EQ(ask("GET", "/v1/completions").first, 405);
+}
+
+TEST_F(ApiServerTest, NamesTheMethodsOfAPath) {
+  const auto [status, shown] = whole("OPTIONS", "/v1/models");
+  EXPECT_EQ(status, 200);
+  EXPECT_NE(shown.find("Allow: GET, HEAD, OPTIONS\r\n"), std::string::npos) << shown;
+  EXPECT_NE(whole("DELETE", "/pause").second.find("Allow: POST, OPTIONS\r\n"), std::string::npos);
+  const auto head = whole("HEAD", "/v1/models"), get = whole("GET", "/v1/models");
+  EXPECT_EQ(head.first, 200);
+  EXPECT_EQ(head.second, get.second.substr(0, get.second.find("\r\n\r\n") + 4));
+  EXPECT_EQ(whole("HEAD", "/v1/completions").first, 405);
 }
 
 TEST_F(ApiServerTest, APageOfAnotherSiteMayNotAsk) {

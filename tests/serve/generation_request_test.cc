@@ -140,5 +140,25 @@ TEST(GenerationRequest, AnyBytesAreAnAnswerOrAnError) {
   EXPECT_LT(refused, 20000);
 }
 
+TEST(GenerationRequest, NamesAToolThatIsNoFunction) {
+  const auto error_with = [](const std::string& tool) -> std::string {
+    try {
+      parse_chat_completion(
+          parse_object(fmt::format(R"({{"prompt_token_ids": [1], "tools": [{}]}})", tool)), kModel);
+    } catch (const ApiError& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(error_with(R"({"type": "function", "function": {"name": "f"}})"), "");
+  EXPECT_EQ(error_with(R"({"function": {"name": "f", "parameters": null}})"), "");
+  EXPECT_EQ(error_with(R"({"type": "custom", "custom": {"name": "f"}})"),
+            "tools.0.type: is not \"function\": others are not supported");
+  EXPECT_EQ(error_with(R"({"name": "f"})"), "tools.0.function: is missing");
+  EXPECT_EQ(error_with(R"({"function": {}})"), "tools.0.function: has no name");
+  EXPECT_EQ(error_with(R"({"function": {"name": 3}})"), "tools.0.function.name: is not a string");
+  EXPECT_NE(error_with("3"), "");
+}
+
 }  // namespace generation_request_test
 }  // namespace ferry::serve

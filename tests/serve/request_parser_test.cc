@@ -122,5 +122,15 @@ TEST(RequestParser, SurvivesAnyBytes) {
   EXPECT_LT(complete, 19500);
 }
 
+TEST(HttpRequest, NamesTheSchemeOfItsKeyInAnyCase) {
+  const auto has_key = [](const std::string& value) {
+    return HttpRequest{.headers = {{"authorization", value}}}.has_bearer("k1");
+  };
+  for (const char* good : {"Bearer k1", "bearer k1", "BEARER  k1"}) EXPECT_TRUE(has_key(good));
+  for (const char* bad :
+       {"Bearer K1", "Bearer k12", "Bearer k", "Bearer ", "Bearerk1", "Basic k1", "", "k1"})
+    EXPECT_FALSE(has_key(bad)) << bad;
+}
+
 }  // namespace request_parser_test
 }  // namespace ferry::serve

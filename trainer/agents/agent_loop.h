@@ -36,6 +36,7 @@ struct AgentReply {
   std::size_t num_messages = 0;            // the last ones of the session, for the model
   std::vector<std::int64_t> tokens{};      // instead: for the model, as they are
   std::vector<AgentQuestion> questions{};  // instead: to be asked first
+  bool is_cut_off = false;                 // it is over before its program has said so
 };
 
 class AgentLoop {

@@ -47,8 +47,23 @@ void AgentProgram::ask(std::int64_t id, json question) {
     process_ = std::make_unique<ChildProcess>(options_.command);
     begin();
   }
-  open_[id] = Clock::now() + options_.timeout;
+  open_[id] = {.question = question, .asked = Clock::now()};
   put(id, std::move(question));
+}
+
+bool AgentProgram::close(std::int64_t id) {
+  if (open_.erase(id) == 0) return false;
+  last_answered_ = std::max(last_answered_, id);
+  heard_ = Clock::now();
+  was_silent_ = false;
+  return true;
+}
+
+bool AgentProgram::is_late(std::int64_t id) {
+  if (late_.erase(id) == 0) return false;
+  heard_ = Clock::now();
+  was_silent_ = false;
+  return true;
 }
 
 void AgentProgram::put(std::int64_t id, json question) {
@@ -58,11 +73,11 @@ void AgentProgram::put(std::int64_t id, json question) {
 
 void AgentProgram::hear(const std::string& line, std::vector<AgentAnswer>& answers) {
   auto said = parse_answer(line);
-  const bool answers_one = said.contains("id") && said["id"].is_number_integer() &&
-                           close(said["id"].get<std::int64_t>());
-  require(answers_one, ErrorKind::kCorrupt,
+  const bool has_id = said.contains("id") && said["id"].is_number_integer();
+  const auto id = has_id ? said["id"].get<std::int64_t>() : 0;
+  if (has_id && is_late(id)) return;
+  require(has_id && close(id), ErrorKind::kCorrupt,
           "the program answered something else than it was asked");
-  const auto id = said["id"].get<std::int64_t>();
   said.erase("id");
   answers.push_back({id, std::move(said)});
 }
@@ -71,13 +86,50 @@ void AgentProgram::tell(const json& notice) {
   if (process_) send(notice);
 }
 
-std::vector<AgentAnswer> AgentProgram::give_up(const std::string& why) {
-  std::vector<AgentAnswer> answers;
-  for (const auto& [id, deadline] : open_) answers.push_back({id, {{"error", why}}});
-  open_.clear();
+void AgentProgram::stop() {
   unsent_.clear();
   process_.reset();
+  late_.clear();
+  last_answered_ = std::numeric_limits<std::int64_t>::min();
+  heard_ = {};
+  was_silent_ = false;
+}
+
+std::vector<AgentAnswer> AgentProgram::give_up(const std::string& why) {
+  std::vector<AgentAnswer> answers;
+  for (const auto& [id, open] : open_) answers.push_back({id, {{"error", why}}});
+  open_.clear();
+  stop();
   return answers;
+}
+
+std::string AgentProgram::too_late() const {
+  return fmt::format("no answer within {} s", static_cast<double>(options_.timeout.count()) / 1000);
+}
+
+AgentProgram::OpenQuestions::iterator AgentProgram::time_out(OpenQuestions::iterator one,
+                                                             std::vector<AgentAnswer>& answers) {
+  const auto id = one->first;
+  answers.push_back({id, {{"error", too_late()}, {"timed_out", true}}});
+  const auto next = open_.erase(one);
+  timed_out(id);
+  return next;
+}
+
+// Ends the questions whose time is over.
+void AgentProgram::end_late(Clock::time_point now, std::vector<AgentAnswer>& answers) {
+  const auto is_over = [&](Clock::time_point since) { return now - since >= options_.timeout; };
+  for (auto one = open_.begin(); one != open_.end() && one->first < last_answered_;)
+    one = is_over(one->second.asked) ? time_out(one, answers) : std::next(one);
+  const auto hanging = open_.upper_bound(last_answered_);
+  if (hanging == open_.end() || !is_over(std::max(hanging->second.asked, heard_))) return;
+  require(!std::exchange(was_silent_, true), ErrorKind::kIo, "{}", too_late());
+  time_out(hanging, answers);
+  heard_ = now;
+  if (options_.keeps_sessions) return;
+  auto rest = std::exchange(open_, {});
+  stop();
+  for (auto& [id, open] : rest) ask(id, std::move(open.question));
 }
 
 std::vector<AgentAnswer> AgentProgram::answers(std::chrono::milliseconds wait) {
@@ -106,9 +158,7 @@ void AgentProgram::converse(std::chrono::milliseconds wait, std::vector<AgentAns
       if (now < until + kMostReading) continue;
     }
     if (process_->ended()) fail(ErrorKind::kIo, "the program ended ({})", *process_->ended());
-    require(std::ranges::none_of(open_, [&](const auto& one) { return one.second <= now; }),
-            ErrorKind::kIo, "no answer within {} s",
-            static_cast<double>(options_.timeout.count()) / 1000);
+    end_late(now, answers);
     if (!answers.empty() || (!sent && now >= until) || line) return;
   }
 }

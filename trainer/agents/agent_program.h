@@ -5,9 +5,11 @@
 
 #include <chrono>
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -27,6 +29,7 @@ struct AgentProgramOptions {
   std::string command{};                                         // for /bin/sh
   std::chrono::milliseconds timeout = std::chrono::seconds(60);  // of each answer
   AgentProtocol protocol = AgentProtocol::kLines;
+  bool keeps_sessions = false;  // between questions: a program that is started anew has lost them
   bool operator==(const AgentProgramOptions&) const = default;
 };
 
@@ -53,8 +56,14 @@ class AgentProgram {
   virtual void tell(const nlohmann::json& notice);
 
   // The answers that are there; waits for a first one, but no longer than that. Every question is
-  // answered: if one takes too long, or the program ends or says something else, all that are
-  // open get an error, and the next question starts the program anew.
+  // answered. One that takes too long gets {"error": "...", "timed_out": true}, and what the
+  // program says to it later counts for nothing; others go on. If the program ends or says
+  // something else, all that are open get an error, and the next question starts the program anew.
+  //
+  // A program that has answered none of the questions behind one may do one after the other: the
+  // time of that one begins when the one before it is answered. If it is over, the program hangs.
+  // It is started anew, and asked all others again. If it keeps sessions, it runs on, but when a
+  // second time is over with no answer in between, all that are open get an error.
   virtual std::vector<AgentAnswer> answers(std::chrono::milliseconds wait);
 
  protected:
@@ -65,22 +74,41 @@ class AgentProgram {
   // Takes a line: an answer, if it is one to a question that is open. Throws Error to give the
   // program up.
   virtual void hear(const std::string& line, std::vector<AgentAnswer>& answers);
+  // The question has got its error, since its time is over.
+  virtual void timed_out(std::int64_t id) { expect_late(id); }
 
   void send(const nlohmann::json& line);
   bool has_open() const { return !open_.empty(); }
-  // True if that question was open.
-  bool close(std::int64_t id) { return open_.erase(id) > 0; }
+  // Called with an answer to it. True if that question was open.
+  bool close(std::int64_t id);
+  // True, once, for an answer that comes too late.
+  bool is_late(std::int64_t id);
+  void expect_late(std::int64_t id) { late_.insert(id); }
 
  private:
   using Clock = std::chrono::steady_clock;
+  struct Open {
+    nlohmann::json question{};
+    Clock::time_point asked{};
+  };
+  using OpenQuestions = std::map<std::int64_t, Open>;  // in the order in which they were asked
 
   void converse(std::chrono::milliseconds wait, std::vector<AgentAnswer>& answers);
+  void end_late(Clock::time_point now, std::vector<AgentAnswer>& answers);
+  OpenQuestions::iterator time_out(OpenQuestions::iterator one, std::vector<AgentAnswer>& answers);
+  std::string too_late() const;
+  void stop();
   std::vector<AgentAnswer> give_up(const std::string& why);
 
   AgentProgramOptions options_;
   std::unique_ptr<ChildProcess> process_;
   std::string unsent_;
-  std::map<std::int64_t, Clock::time_point> open_;  // questions, and when their time is over
+  OpenQuestions open_;
+  // The next ones are of this process.
+  std::set<std::int64_t> late_;  // questions whose time was over, and that it may still answer
+  std::int64_t last_answered_ = std::numeric_limits<std::int64_t>::min();  // of those answered
+  Clock::time_point heard_{};  // when it answered last, or a time was over
+  bool was_silent_ = false;    // a time has been over, and it has answered nothing since
 };
 
 }  // namespace ferry::trainer

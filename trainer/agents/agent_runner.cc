@@ -317,6 +317,10 @@ bool AgentRunner::resume(std::size_t number) {
   }
   if (begins) return prompt_is_known(number, reply);
   session.is_over = true;
+  if (reply.is_cut_off) {
+    cut_off(number);
+    return false;
+  }
   if (reply.num_messages == 0 && reply.tokens.empty()) {
     observer_.is_over(number);
     return false;

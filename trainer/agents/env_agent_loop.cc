@@ -31,7 +31,8 @@ std::vector<AgentProgramOptions> EnvAgentLoop::programs() const {
   const bool is_remote = !config_.env_url.empty();
   return {{.command = is_remote ? config_.env_url : config_.env_command,
            .timeout = std::chrono::seconds(config_.env_timeout),
-           .protocol = is_remote ? AgentProtocol::kHttp : AgentProtocol::kLines}};
+           .protocol = is_remote ? AgentProtocol::kHttp : AgentProtocol::kLines,
+           .keeps_sessions = true}};
 }
 
 std::vector<AgentQuestion> EnvAgentLoop::begin(const Session& session) const {
@@ -55,6 +56,7 @@ std::vector<AgentQuestion> EnvAgentLoop::turn_is_over(Session& session,
 
 AgentReply EnvAgentLoop::answered(Session& session, std::span<const json> answers) const {
   const auto& answer = answers.front();
+  if (session.times_out(answer)) return {.is_cut_off = true};
   const auto observation = observation_of(answer);
   const auto reward = answer.value("reward", json(0)), done = answer.value("done", json(false));
   refuse_answer(!reward.is_number(), answer, "a reward is a number");

@@ -67,6 +67,8 @@ void HttpEnvironment::work() {
     lock.lock();
     if (--num_working_ == 0) idle_.notify_one();
     if (id < 0) continue;
+    if (std::exchange(was_silent_, answer.contains("timed_out")) && was_silent_)
+      answer.erase("timed_out");
     answers_.push_back({id, std::move(answer)});
     answered_.notify_one();
   }
@@ -76,6 +78,8 @@ json HttpEnvironment::answer_to(json question) const {
   const auto url = options_.command + "/" + question.at("method").get<std::string>();
   question.erase("method");
   const auto body = question.dump(-1, ' ', false, json::error_handler_t::replace);
+  const auto begin = std::chrono::steady_clock::now();
+  json refusal;
   try {
     const auto attempt = distckpt::http_try({.method = "POST",
                                              .url = url,
@@ -85,11 +89,14 @@ json HttpEnvironment::answer_to(json question) const {
                                              .timeout = options_.timeout,
                                              .once = true,
                                              .stop = stop_.get_token()});
+    if (!attempt.failure.empty() && std::chrono::steady_clock::now() - begin >= options_.timeout)
+      refusal["timed_out"] = true;
     require(attempt.failure.empty() && attempt.response.ok(), ErrorKind::kIo, "{}",
             attempt.describe());
     return parse_answer(attempt.response.body);
   } catch (const Error& error) {
-    return {{"error", fmt::format("{}: {}", distckpt::shown_url(url), error.what())}};
+    refusal["error"] = fmt::format("{}: {}", distckpt::shown_url(url), error.what());
+    return refusal;
   }
 }
 

@@ -25,7 +25,9 @@ class HttpEnvironment : public AgentProgram {
 
   void ask(std::int64_t id, nlohmann::json question) override;
   void tell(const nlohmann::json& notice) override;
-  // A question that is not answered as it should be gets an error, and the others go on.
+  // A question that is not answered as it should be gets an error, and the others go on. It has
+  // "timed_out" if its time is over, but for a second one with no other answer in between: then the
+  // environment hangs.
   std::vector<AgentAnswer> answers(std::chrono::milliseconds wait) override;
 
  private:
@@ -45,6 +47,7 @@ class HttpEnvironment : public AgentProgram {
   std::vector<AgentAnswer> answers_;
   std::size_t num_open_ = 0;           // questions whose answer was not taken
   std::size_t num_working_ = 0;        // workers that have a request
+  bool was_silent_ = false;            // the last answer was that a time is over
   bool stopping_ = false;              // only notices are sent
   std::stop_source stop_;              // nothing is
   std::vector<std::jthread> workers_;  // as many as have been needed at a time

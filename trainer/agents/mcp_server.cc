@@ -139,9 +139,11 @@ void McpServer::hear(const std::string& line, std::vector<AgentAnswer>& answers)
       id != said.end() &&
       (said.contains("error") || (said.contains("result") && said["result"].is_object()));
   if (answers_one && !ready_ && *id == kInitialize) return initialized(said);
-  require(answers_one && id->is_number_integer() && close(id->get<std::int64_t>()),
-          ErrorKind::kCorrupt, "the server answered something else than it was asked");
-  const auto number = id->get<std::int64_t>();
+  const bool has_number = answers_one && id->is_number_integer();
+  const auto number = has_number ? id->get<std::int64_t>() : 0;
+  if (has_number && is_late(number)) return;
+  require(has_number && close(number), ErrorKind::kCorrupt,
+          "the server answered something else than it was asked");
   if (number >= 0 || said.contains("error")) {
     answers.push_back({number, answer_of_call(said)});
     return;

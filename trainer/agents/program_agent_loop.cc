@@ -126,7 +126,8 @@ ProgramAgentLoop::ProgramAgentLoop(const AgentSections& config,
 std::vector<AgentProgramOptions> ProgramAgentLoop::programs() const {
   return {{.command = config_.program_command,
            .timeout = std::chrono::seconds(config_.program_timeout),
-           .protocol = AgentProtocol::kSession}};
+           .protocol = AgentProtocol::kSession,
+           .keeps_sessions = true}};
 }
 
 // Any name of a model is that of the policy.
@@ -233,6 +234,7 @@ AgentReply ProgramAgentLoop::answered(Session& session, std::span<const json> an
   const auto require_that = [&](bool is_so, std::string_view why) {
     require(is_so, ErrorKind::kCorrupt, "the program of a session: {}: {}", why, shown());
   };
+  if (session.times_out(said)) return {.is_cut_off = true};
   require_that(!said.contains("error"), "it reports an error");
   if (said.contains("request")) {
     try {

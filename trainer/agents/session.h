@@ -48,12 +48,25 @@ struct Session {
   bool has_begun = false;
   bool is_over = false;
 
-  // A turn has earned this, whose last token is at `place`. Throws Error(kCorrupt) for a reward
-  // beyond float32, which all are computed in.
+  // True if float32, which all are computed in, holds this reward with all that were earned.
+  bool may_earn(double reward) const {
+    auto all = std::abs(reward);
+    for (const auto& [place, score] : turn_scores) all += std::abs(score);
+    return all <= std::numeric_limits<float>::max();
+  }
+  // A turn has earned this, whose last token is at `place`. Throws Error(kCorrupt) if it may not.
   void earn(std::size_t place, double reward) {
-    require(std::abs(reward) <= std::numeric_limits<float>::max(), ErrorKind::kCorrupt,
-            "session {}: a reward of {} is too large", seed, reward);
+    require(may_earn(reward), ErrorKind::kCorrupt, "session {}: a reward of {} is too large", seed,
+            reward);
     turn_scores.emplace_back(place, reward);
+  }
+
+  // True for the answer of a program that took too long: the session is over with the turns that it
+  // has, and nobody rewards it.
+  bool times_out(const nlohmann::json& answer) {
+    const bool times_out = assistant_turns > 0 && answer.contains("timed_out");
+    if (times_out) extra_info["timed_out"] = 1;
+    return times_out;
   }
 
   // verl's count: the prompt is a turn, too.

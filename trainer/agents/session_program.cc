@@ -146,6 +146,7 @@ void SessionProgram::hear(const std::string& line, std::vector<AgentAnswer>& ans
   const std::lock_guard lock(mutex_);
   const auto found = std::ranges::find_if(
       sessions_, [&](const auto& one) { return said["id"] == one.second.line; });
+  if (said["id"].is_number_integer() && is_late(said["id"].get<std::int64_t>())) return;
   require(found != sessions_.end(), ErrorKind::kCorrupt,
           "the program ended a session that is not under way");
   require(found->second.open >= 0, ErrorKind::kCorrupt,
@@ -155,6 +156,16 @@ void SessionProgram::hear(const std::string& line, std::vector<AgentAnswer>& ans
   close(id);
   for (const char* key : {"id", "request"}) said.erase(key);
   answers.push_back({id, std::move(said)});
+}
+
+// The session is over for the program, too: its requests are refused, and its end is passed over.
+void SessionProgram::timed_out(std::int64_t id) {
+  const std::lock_guard lock(mutex_);
+  const auto found =
+      std::ranges::find_if(sessions_, [&](const auto& one) { return one.second.open == id; });
+  if (found == sessions_.end()) return;
+  expect_late(found->second.line);
+  sessions_.erase(found);
 }
 
 // The program's lines are looked for every few milliseconds, its requests wake this.

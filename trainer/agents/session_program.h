@@ -29,6 +29,7 @@ class SessionProgram : public AgentProgram {
   void begin() override;
   void put(std::int64_t id, nlohmann::json question) override;
   void hear(const std::string& line, std::vector<AgentAnswer>& answers) override;
+  void timed_out(std::int64_t id) override;
 
  private:
   using ExchangePtr = std::shared_ptr<serve::Exchange>;

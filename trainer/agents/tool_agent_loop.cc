@@ -37,10 +37,6 @@ std::string call_id(const Session& session, std::size_t call) {
 ToolAgentLoop::ToolAgentLoop(Tools tools, const MultiTurnSection& config)
     : tools_(std::move(tools)), config_(config) {}
 
-bool ToolAgentLoop::skips_special(const Session&) const {
-  return !rollout::text::has_special_markers(config_.format);
-}
-
 std::vector<AgentQuestion> ToolAgentLoop::turn_is_over(Session& session,
                                                        const std::string& text) const {
   rollout::text::ToolCallParser parser(config_.format, tools_.schemas);
@@ -71,20 +67,33 @@ std::vector<AgentQuestion> ToolAgentLoop::turn_is_over(Session& session,
   return questions;
 }
 
+namespace {
+
+// The answer, or an error in its place if the session cannot earn its reward.
+json checked_answer(const Session& session, const json& answer) {
+  const auto reward = answer.value("reward", json());
+  if (reward.is_null() || (reward.is_number() && session.may_earn(reward.get<double>())))
+    return answer;
+  return {{"error", fmt::format("its reward is no number, or too large: {}",
+                                reward.dump(-1, ' ', false, json::error_handler_t::replace))}};
+}
+
+}  // namespace
+
 AgentReply ToolAgentLoop::answered(Session& session, std::span<const json> answers) const {
   const auto calls = session.messages.back().at("tool_calls");
   for (std::size_t i = 0; i < answers.size(); ++i) {
+    const auto answer = checked_answer(session, answers[i]);
     const auto name = calls[i].at("function").at("name").get<std::string>();
     session.messages.push_back(
         {{"role", "tool"},
          {"tool_call_id", calls[i].at("id")},
          {"name", name},
          {"content",
-          truncated_tool_response(content_of(answers[i], name), config_.max_tool_response_length,
+          truncated_tool_response(content_of(answer, name), config_.max_tool_response_length,
                                   config_.tool_response_truncate_side)}});
-    const auto reward = answers[i].find("reward");
-    if (reward != answers[i].end() && reward->is_number())
-      session.earn(session.response.size() - 1, reward->get<double>());
+    if (const auto reward = answer.value("reward", json()); !reward.is_null())
+      session.earn(session.response.size() - 1, reward.get<double>());
   }
   return {.num_messages = answers.size()};
 }

@@ -14,7 +14,7 @@ class ToolAgentLoop : public AgentLoop {
 
   std::vector<AgentProgramOptions> programs() const override { return tools_.programs; }
   nlohmann::ordered_json tools(const Session&) const override { return tools_.schemas; }
-  bool skips_special(const Session&) const override;
+  bool skips_special(const Session&) const override { return false; }
   // {"session": ..., "name": "...", "arguments": {...}} for each call.
   std::vector<AgentQuestion> turn_is_over(Session& session, const std::string& text) const override;
   // {"content": "...", "reward": 0.5}, the reward only if there is one; or {"error": "..."}, which

@@ -3,6 +3,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 
 import pytest
 
@@ -66,6 +67,53 @@ def test_it_opens_no_standard_file_again(number, tmp_path):
 
 def test_it_has_no_memory_that_no_process_maps():
     assert refused("import os; os.memfd_create('x')") == "PermissionError"
+
+
+@pytest.mark.parametrize("program", ["import os; os.mkfifo('/dev/shm/x')", "import ctypes, os; c = ctypes.CDLL(None, use_errno=True)\n"
+                                     "if c.msgget(0, 0o1600) < 0 and c.semget(0, 1, 0o1600) < 0: raise PermissionError"])
+def test_it_makes_no_named_pipe_and_no_queue(program):
+    assert refused(program) == "PermissionError"
+
+
+def test_what_it_keeps_in_sockets_counts_as_memory():
+    fill = """import socket, time
+held = []
+for i in range(400):
+    held.append(socket.socketpair())
+    held[-1][0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22)
+    held[-1][0].setblocking(False)
+    try:
+        while True: held[-1][0].send(b"x" * 4096)
+    except BlockingIOError: pass
+size = held[0][0].getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+assert size == socket.socketpair()[0].getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+time.sleep(1)
+print("done")"""
+    assert run(fill, "--memory", "8GiB").stdout == "done\n"
+    stopped = run(fill, "--memory", "100MiB")
+    assert stopped.returncode == 137 and stopped.stdout == "" and "hold more than 104857600 bytes" in stopped.stderr
+
+
+def test_it_has_bounds_on_files():
+    done = run("import os, resource\nprint(resource.getrlimit(resource.RLIMIT_NOFILE), os.statvfs('/dev/shm').f_files)")
+    assert done.stdout == "(1024, 1024) 16384\n"
+
+
+@pytest.mark.parametrize("option, path", [("--writable", "/dev/shm"), ("--writable", "/proc/sys"), ("--writable", "/"), ("--hide", "/"), ("--hide", "/proc")])
+def test_paths_that_are_its_own_are_refused(option, path):
+    done = run("", option, path)
+    assert done.returncode == 2 and f"{option} {path}: " in done.stderr and "the sandbox's own" in done.stderr
+
+
+def test_what_lies_in_dev_is_hidden_as_all_of_it():
+    with tempfile.NamedTemporaryFile(dir="/dev/shm") as file:
+        done = run(f"import os; print(os.path.exists({file.name!r}))", "--hide", file.name)
+        assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
+
+
+def test_a_folder_that_is_hidden_is_not_writable(tmp_path):
+    done = run("", "--writable", tmp_path, "--hide", tmp_path.parent)
+    assert done.returncode == 2 and f"--writable {tmp_path}: it is within what --hide {tmp_path.parent} makes empty" in done.stderr
 
 
 @pytest.mark.parametrize("relative", [True, False], ids=["relative", "absolute"])

@@ -14,6 +14,11 @@ ENDS = {"llama3": "<|eot_id|>", "llama3.1": "<|eot_id|>", "qwen2": "<|im_end|>",
         "moonlight": "<|im_end|>", "gemma": "<end_of_turn>", "gemma3": "<end_of_turn>", "llama2": "</s>", "mistral": "</s>", "mixtral": "</s>",
         "deepseek_v2": "<｜end▁of▁sentence｜>", "deepseek_v3": "<｜end▁of▁sentence｜>", "deepseek_r1": "<｜end▁of▁sentence｜>"}
 WITH_TOOLS = {"llama3.1", "qwen2.5", "qwen3", "deepseek_v3"}
+# The token that ends an answer before a user's message, and before a tool's; None: the template has none.
+FORMATS = {"gpt_oss": (None, "<|call|>"), "kimi_k2": ("<|im_end|>",) * 2, "minimax_m2": ("[e~[",) * 2, "seed_oss": ("<seed:eos>",) * 2,
+           "glm4_5": ("<|user|>", "<|observation|>")}
+OTHERS = {"gpt_oss": ["<|return|>", "<|start|>", "<|end|>", "<|message|>", "<|channel|>"], "kimi_k2": ["<|im_user|>", "<|im_assistant|>", "<|im_system|>"],
+          "minimax_m2": ["]~b]"], "seed_oss": ["<seed:bos>"], "glm4_5": ["<|endoftext|>", "<|assistant|>"]}
 TOOL = {"type": "function", "function": {"name": "weather", "description": "The weather", "parameters": {
     "type": "object", "properties": {"city": {"type": "string", "description": "where"}}, "required": ["city"]}}}
 USER = {"role": "user", "content": "Hi <there>? é漢👍 "}
@@ -25,7 +30,7 @@ CONVERSATIONS = [([USER, SAID, MORE], 1), ([USER, SAID, MORE, SAID, MORE], 1)]
 TOOL_CONVERSATIONS = [([USER, CALL, RESULT], 1), ([USER, CALL, RESULT, CALL, RESULT], 1)]
 
 
-def write_files(folder, name):
+def write_files(folder, name, ends=None, others=()):
     """The template with a tokenizer of bytes, or of characters that mark the beginning of a text as Llama 2's does."""
     if name in ("llama2", "mistral", "mixtral"):
         bytes_ = {f"<0x{i:02X}>": i + 1 for i in range(256)}
@@ -37,11 +42,13 @@ def write_files(folder, name):
         tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
         tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.NFC(), pre_tokenizers.ByteLevel(add_prefix_space=False)
         tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(ENDS[name], special=True), AddedToken("<s>", special=True)])
+    ends = ends or [ENDS[name]]
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in (*ends, "<s>", *others)])
     folder.mkdir()
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [tokenizer.token_to_id(end) for end in ends]}))
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "chat_template.jinja").write_text((DATA / f"chat_templates/{name}.jinja").read_text())
-    (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "eos_token": ENDS[name], "tokenizer_class": "PreTrainedTokenizerFast"}))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "eos_token": ends[0], "tokenizer_class": "PreTrainedTokenizerFast"}))
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +81,28 @@ def test_the_prefix_stays_and_the_whole_is_the_template_s(name, tool, tmp_path):
         assert whole[-len(ids) - 1] == end and end not in ids[:1]
         said = tokenizer.decode(ids).replace(" ", "")
         assert ("21.5" if tools else "now?") in said and "Hello" not in said and "Bern" not in said
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_formats_of_calls_go_on_behind_the_model_s_own_tokens(name, tool, tmp_path):
+    """The end that the model has drawn stays its own; what follows is the template's, and none of the answer is in it."""
+    import transformers
+    folder = tmp_path / name
+    ends = sorted({end for end in FORMATS[name] if end})
+    write_files(folder, name, ends, OTHERS[name])
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    for cases, tools, end in ((CONVERSATIONS, None, FORMATS[name][0]), (TOOL_CONVERSATIONS, [TOOL], FORMATS[name][1])):
+        for messages, count in cases:
+            answer = turn(tool, folder, messages, count, tools)
+            if end is None:
+                assert "no token that ends an answer" in answer["error"]
+                continue
+            text = tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=True, tokenize=False)
+            whole = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text, add_special_tokens=False).ids
+            ids = answer["turn"]
+            assert whole[-len(ids):] == ids and whole[-len(ids) - 1] == tokenizer.convert_tokens_to_ids(end)
+            said = tokenizer.decode(ids)
+            assert ("21.5" if tools else "now?") in said and "Hello" not in said and "Bern" not in said and said.count(end) <= 1
 
 
 def test_a_template_without_ends_is_refused(tool, tmp_path):

@@ -16,7 +16,8 @@ CHAT = [{"role": "user", "content": "Go on."}]
 
 def random_schema(draw, depth=0):
     """A schema of all that is supported, whose answers have an end."""
-    kinds = ["string", "integer", "number", "enum", "const", "pattern", "format", "null"] + ["object", "array", "anyOf", "map", "tuple"] * (depth < 3)
+    kinds = ["string", "integer", "number", "multiple", "enum", "const", "pattern", "format", "null", "set"]
+    kinds += ["object", "array", "anyOf", "map", "names", "tuple"] * (depth < 3)
     kind = draw.choice(kinds)
 
     def inner():
@@ -32,6 +33,17 @@ def random_schema(draw, depth=0):
     if kind == "number":
         low = round(draw.uniform(-30, 30), draw.randint(0, 3))
         return {"type": "number", "minimum": low, "exclusiveMaximum": round(low + draw.uniform(0.1, 100), 3)}
+    if kind == "multiple":
+        low = draw.choice([draw.randint(-10**4, 10**4), -2**63, 2**63 - 1 - 10**6])
+        return {"type": draw.choice(["integer", "number"]), "multipleOf": draw.choice([1, 2, 7, 25, 100, 3.0]), "minimum": low, "maximum": low + 10**6}
+    if kind == "set":
+        low = draw.randint(0, 2)
+        return {"type": "array", "items": {"enum": draw.sample([1, "1", True, None, [2], {"a": 1}, 2.5, ""], draw.randint(3, 8))}, "uniqueItems": True,
+                "minItems": low, "maxItems": low + draw.randint(0, 3)}
+    if kind == "names":
+        names = draw.choice([{"propertyNames": {"enum": ["a", "b"]}, "additionalProperties": inner()}, {"patternProperties": {"^[a-z]_[0-9]$": inner()}},
+                             {"patternProperties": {"^[a-z]$": inner()}, "additionalProperties": False}])
+        return {"type": "object", "minProperties": draw.randint(0, 1), "maxProperties": 3} | names
     if kind == "enum":
         return {"enum": draw.sample(["a", "b\"", "é", 1, 2.5, None, True, {"x": [1]}, ["y"]], 4)}
     if kind == "const":
@@ -54,6 +66,9 @@ def random_schema(draw, depth=0):
     names = draw.sample(["name", "na", "id", "größe", "a\"b", "list", "x y"], draw.randint(1, 4))
     schema = {"type": "object", "properties": {name: inner() for name in names}, "required": draw.sample(names, draw.randint(0, len(names)))}
     schema["additionalProperties"] = draw.choice([False, False, {"type": "integer", "minimum": 0, "maximum": 9}])
+    if draw.random() < 0.5:
+        low = draw.randint(0, len(names))
+        schema |= {"minProperties": low, "maxProperties": max(low, len(schema["required"])) + draw.randint(0, 2)}
     return schema
 
 
@@ -140,8 +155,9 @@ def test_the_client_parses_answers_as_classes(server):
 
 
 @pytest.mark.parametrize("schema, keyword", [
-    ({"type": "integer", "multipleOf": 3}, "multipleOf"), ({"not": {"type": "null"}}, "not"), ({"type": "array", "uniqueItems": True}, "uniqueItems"),
-    ({"type": "object", "patternProperties": {"^a": {}}}, "patternProperties"), ({"if": {}, "then": {}}, "if"),
+    ({"type": "number", "multipleOf": 0.1}, "multipleOf"), ({"not": {"type": "null"}}, "not"), ({"type": "array", "uniqueItems": True}, "uniqueItems"),
+    ({"type": "object", "patternProperties": {"^a": {}}, "required": ["b"]}, "patternProperties"), ({"if": {}, "then": {}}, "if"),
+    ({"enum": [1, 10**20]}, "enum"), ({"const": {"a": [-2**63 - 1]}}, "const"), ({"maximum": 2**64}, "maximum"), ({"dependentRequired": {"a": ["b"]}}, "dependentRequired"),
     ({"type": "string", "pattern": "(?=a)b"}, "pattern"), ({"type": "string", "format": "iri"}, "format"),
     ({"oneOf": [{"minimum": 1}, {"maximum": 5}]}, "oneOf"), ({"$ref": "https://example.org/x"}, "$ref")])
 def test_what_is_not_supported_is_refused_by_name(server, schema, keyword):
@@ -155,6 +171,37 @@ def test_an_answer_that_ignores_the_end_of_sequence_ends_whole_with_its_grammar(
     choice, = server.complete("Go on.", ignore_eos=True, max_tokens=50, structured_outputs={"regex": "[0-9]{5}-[a-f]{3}"})["choices"]
     assert re.fullmatch("[0-9]{5}-[a-f]{3}", choice["text"])
     assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", None)
+
+
+CALL = {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required"}
+JSON = {"response_format": {"type": "json_object"}}
+CHOICE = {"structured_outputs": {"choice": ["yes", "no"]}}
+
+
+@pytest.mark.parametrize("field, value", [
+    ("bad_words", ["{"]), ("allowed_token_ids", [1, 2]), ("min_tokens", 3), ("stop", ["a", ":"]), ("stop_token_ids", [1]), ("include_stop_str_in_output", True)])
+def test_what_would_cut_an_answer_or_leave_it_no_token_is_refused_beside_a_format(talker, field, value):
+    with serve(talker, "--tool-call-parser", "hermes") as server:
+        for form in JSON, CHOICE, CALL:
+            error = server.post("/v1/chat/completions", 400, model=NAME, messages=CHAT, **form, **{field: value})["error"]
+            assert error["param"] == field and "is not supported beside" in error["message"], error
+
+
+def test_biases_and_stop_tokens_that_no_format_needs_leave_answers_valid(server):
+    for bias in ({"0": 100}, {str(token): -100 for token in range(1, 200)}):
+        choice, = server.post("/v1/chat/completions", model=NAME, messages=CHAT, seed=4, max_tokens=500, logit_bias=bias, stop_token_ids=[0],
+                              response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "array", "items": {"enum": [1, "a"]}, "maxItems": 3}}})["choices"]
+        assert choice["finish_reason"] == "stop" and set(json.loads(choice["message"]["content"])) <= {1, "a"}
+
+
+def test_a_match_of_a_pattern_ends_before_a_stop_string(server):
+    choice, = server.complete("Say", seed=1, max_tokens=50, stop=["\n"], structured_outputs={"regex": r"[a-c]{4}\n"})["choices"]
+    assert re.fullmatch("[a-c]{4}", choice["text"]) and (choice["finish_reason"], choice["stop_reason"]) == ("stop", "\n")
+
+
+def test_an_answer_that_no_token_continues_ends_as_an_error(server):
+    choice, = server.complete("Say", max_tokens=50, structured_outputs={"choice": ["ab<|end|>c"]})["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("ab", "error")
 
 
 def test_two_constraints_are_refused(server):

@@ -210,7 +210,7 @@ def test_a_call_that_has_to_be_made_is_made_and_valid(tmp_path, parser):
         tools = json.loads(json.dumps(FORCED))
         if parser in ("qwen3_coder", "glm45", "deepseek_v32", "deepseek_v4", "minimax_m2", "seed_oss"):  # no quotes: this model would never write its end
             tools[0]["function"]["parameters"]["properties"]["city"] = {"type": "string", "enum": ["Zürich", "New York"]}
-        ask = {"model": NAME, "messages": [USER], "tools": tools, "n": 8, "max_tokens": 400, "skip_special_tokens": False}
+        ask = {"model": NAME, "messages": [USER], "tools": tools, "n": 8, "max_tokens": 400}
         forced = {"tool_choice": {"type": "function", "function": {"name": "book"}}}
         asked = [{"seed": 0, "tool_choice": "required"}, {"seed": 1, "tool_choice": "required"}, {"seed": 0} | forced,
                  {"seed": 1, "tool_choice": "required", "parallel_tool_calls": False}]
@@ -228,3 +228,28 @@ def test_a_call_that_has_to_be_made_is_made_and_valid(tmp_path, parser):
                     jsonschema.validate(arguments, BOOK if call["function"]["name"] == "book" else {"maxProperties": 0})
         assert names == {("required", "book"), ("required", "time"), ("{'type':", "book")}
         assert {len(choice["message"]["tool_calls"]) for choice in answers[-1] if choice["finish_reason"] != "length"} == {1}
+
+
+@pytest.mark.parametrize("skips", [None, True, False])
+@pytest.mark.parametrize("special", [True, False])
+def test_markers_of_a_call_that_are_tokens_or_special_tokens_are_read_alike(tmp_path, special, skips):
+    markers = ["<tool_call>", "</tool_call>"]
+    folder = make_talker(tmp_path, markers)
+    file = folder / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    for token in tokenizer["added_tokens"]:
+        token["special"] = special or token["content"] not in markers
+    file.write_text(json.dumps(tokenizer))
+    ids = {token["content"]: token["id"] for token in tokenizer["added_tokens"]}
+    with serve(folder, "--tool-call-parser", "hermes") as server:
+        ask = {"model": NAME, "messages": [USER], "tools": FORCED, "tool_choice": {"type": "function", "function": {"name": "time"}}, "seed": 3, "max_tokens": 200,
+               "parallel_tool_calls": False, "return_token_ids": True} | ({} if skips is None else {"skip_special_tokens": skips})
+        (choice,) = server.post("/v1/chat/completions", **ask)["choices"]
+        assert [token for token in choice["token_ids"] if token in ids.values()] == [ids[marker] for marker in [*markers, "<|end|>"]]
+        (call,) = choice["message"]["tool_calls"]
+        assert (call["function"], choice["message"]["content"]) == ({"name": "time", "arguments": "{}"}, None)
+        body = server.ask("POST", "/v1/chat/completions", ask | {"stream": True})[2].decode()
+        parts = [json.loads(line[6:])["choices"][0] for line in body.splitlines() if line.startswith("data: {")]
+        (streamed,) = [one for part in parts for one in part["delta"].get("tool_calls", [])]
+        assert streamed["function"] == call["function"] and not any(part["delta"].get("content") for part in parts)
+        assert parts[-1]["finish_reason"] == choice["finish_reason"] == "tool_calls"

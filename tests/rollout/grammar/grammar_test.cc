@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <bit>
 #include <string>
 
 #include "distckpt/base/error.h"
@@ -135,6 +137,114 @@ TEST(JsonSchema, HoldsNumbersToTheirBounds) {
   EXPECT_FALSE(fits_schema(kNumbers, "1.2501"));
   EXPECT_TRUE(fits_schema(R"({"type": "number", "minimum": 1e3})", "1000"));
   EXPECT_FALSE(fits_schema(R"({"type": "number", "minimum": 1e3})", "999.9"));
+}
+
+TEST(JsonSchema, TakesMultiplesOfAWholeNumber) {
+  Automaton sevens(make_program(rules_of_schema(R"({"type": "integer", "multipleOf": 7})")));
+  Automaton bounded(make_program(
+      rules_of_schema(R"({"minimum": -50, "exclusiveMaximum": 330, "multipleOf": 30.0})")));
+  for (int i = -400; i < 1400; ++i) {
+    EXPECT_EQ(fits(sevens, std::to_string(i)), i % 7 == 0) << i;
+    EXPECT_EQ(fits(bounded, std::to_string(i)), i % 30 == 0 && i >= -50 && i < 330) << i;
+  }
+  EXPECT_FALSE(fits(bounded, "30.0"));
+  EXPECT_TRUE(fits(sevens, "700000000000000007"));
+  EXPECT_FALSE(fits(sevens, "7000000000000000070"));  // of 19 digits
+  EXPECT_TRUE(fits_schema(R"({"multipleOf": 1000, "minimum": 0, "maximum": 9999})", "9000"));
+  EXPECT_THAT(refusal_of(R"({"type": "integer", "multipleOf": 501})"),
+              testing::HasSubstr("multipleOf at # is not supported above 500"));
+  EXPECT_THAT(refusal_of(R"({"multipleOf": -1})"), testing::HasSubstr("no number above 0"));
+}
+
+TEST(JsonSchema, KeepsNumbersOf64BitsAndNamesLargerOnes) {
+  EXPECT_TRUE(fits_schema(R"({"const": 18446744073709551615})", "18446744073709551615"));
+  EXPECT_TRUE(
+      fits_schema(R"({"type": "integer", "maximum": 9223372036854775807})", "9223372036854775807"));
+  EXPECT_FALSE(
+      fits_schema(R"({"type": "integer", "maximum": 9223372036854775807})", "9223372036854775808"));
+  EXPECT_FALSE(fits_schema(R"({"type": "number", "maximum": 999999999999999999})",
+                           "999999999999999998.9"));  // rounded, it is more
+  for (const char* schema :
+       {R"({"const": 18446744073709551616})", R"({"enum": [1, [-9223372036854775809]]})"})
+    EXPECT_THAT(refusal_of(schema), testing::HasSubstr("at # has a number beyond 64 bits"));
+  EXPECT_THAT(refusal_of(R"({"minimum": 18446744073709551616})"),
+              testing::HasSubstr("minimum at # is beyond 64 bits"));
+}
+
+TEST(JsonSchema, TakesEachConstantOnceWhereItemsAreUnique) {
+  constexpr auto kSchema =
+      R"({"$defs": {"x": {"enum": ["a", 1, 1.0, null]}}, "items": {"$ref": "#/$defs/x"}, "uniqueItems": true, "minItems": 1, "maxItems": 3})";
+  EXPECT_TRUE(fits_schema(kSchema, R"([null, "a", 1])"));
+  EXPECT_TRUE(fits_schema(kSchema, R"([ 1 ])"));
+  EXPECT_FALSE(fits_schema(kSchema, "[]"));
+  EXPECT_FALSE(fits_schema(kSchema, "[1, 1]"));
+  EXPECT_FALSE(fits_schema(kSchema, "[1, null, 1]"));
+  EXPECT_TRUE(
+      fits_schema(R"({"items": {"type": "boolean"}, "uniqueItems": true})", "[false, true]"));
+  EXPECT_FALSE(
+      fits_schema(R"({"items": {"type": "boolean"}, "uniqueItems": true})", "[true, true]"));
+  EXPECT_TRUE(fits_schema(R"({"maxItems": 1, "uniqueItems": true})", R"(["x"])"));
+  for (const char* schema :
+       {R"({"items": {"type": "string"}, "uniqueItems": true})", R"({"uniqueItems": true})",
+        R"({"items": {"enum": [1, 2, 3, 4, 5, 6, 7, 8, 9]}, "uniqueItems": true})",
+        R"({"prefixItems": [{"const": 1}], "items": {"const": 1}, "uniqueItems": true})"})
+    EXPECT_THAT(refusal_of(schema), testing::HasSubstr("uniqueItems at # is not supported"));
+}
+
+// Objects of some of the properties a, b and c, in this order.
+TEST(JsonSchema, CountsMembersThatMayBeAbsent) {
+  const auto text_of = [](int set) {
+    std::string text;
+    for (int i = 0; i < 4; ++i)
+      if ((set >> i & 1) != 0)
+        text += fmt::format("{}\"{}\": 1", text.empty() ? "" : ", ", "abcx"[i]);
+    return "{" + text + "}";
+  };
+  for (const bool others : {false, true}) {
+    for (int min = 0; min <= 4; ++min) {
+      for (int max = std::max(min, 1); max <= 4; ++max) {
+        auto schema = ordered_json::parse(
+            R"({"properties": {"a": {"const": 1}, "b": {"const": 1}, "c": {"const": 1}}, "required": ["b"]})");
+        schema["additionalProperties"] = others;
+        schema["minProperties"] = min;
+        if (max < 4) schema["maxProperties"] = max;
+        if (!others && min > 3) continue;
+        Automaton automaton(make_program(rules_of_schema(schema.dump())));
+        for (int set = 0; set < 16; ++set) {
+          const int size = std::popcount(static_cast<unsigned>(set));
+          const bool is_valid = size >= min && size <= max && (set & 2) != 0 && (others || set < 8);
+          EXPECT_EQ(fits(automaton, text_of(set)), is_valid) << schema << text_of(set);
+        }
+        EXPECT_FALSE(fits(automaton, R"({"b": 1, "x": 1, "x": 1, "x": 1})") && min > 2);
+      }
+    }
+  }
+  EXPECT_THAT(refusal_of(R"({"type": "object", "minProperties": 2})"),
+              testing::HasSubstr("minProperties at # is not supported beyond"));
+}
+
+TEST(JsonSchema, HoldsTheNamesOfMembers) {
+  constexpr auto kPattern =
+      R"({"patternProperties": {"^x-[0-9]$": {"type": "integer"}}, "additionalProperties": false, "maxProperties": 2})";
+  EXPECT_TRUE(fits_schema(kPattern, R"({"x-1": 5, "x-2": 6})"));
+  EXPECT_FALSE(fits_schema(kPattern, R"({"x-1": "5"})"));
+  EXPECT_FALSE(fits_schema(kPattern, R"({"y": 5})"));
+  EXPECT_FALSE(fits_schema(kPattern, R"({"x-1": 5, "x-2": 6, "x-3": 7})"));
+  constexpr auto kNames =
+      R"({"propertyNames": {"enum": ["a", "b", 3]}, "additionalProperties": {"const": 1}, "minProperties": 1})";
+  EXPECT_TRUE(fits_schema(kNames, R"({"b": 1, "a": 1})"));
+  EXPECT_FALSE(fits_schema(kNames, R"({"c": 1})"));
+  EXPECT_FALSE(fits_schema(kNames, "{}"));
+  EXPECT_TRUE(fits_schema(R"({"propertyNames": {"maxLength": 2}})", R"({"ab": [1]})"));
+  EXPECT_FALSE(fits_schema(R"({"propertyNames": {"maxLength": 2}})", R"({"abc": [1]})"));
+  for (const char* schema :
+       {R"({"patternProperties": {"a": {}, "b": {}}})",
+        R"({"patternProperties": {"a": {}}, "properties": {"a": {}}})",
+        R"({"patternProperties": {"a": {}}, "additionalProperties": true})",
+        R"({"allOf": [{"patternProperties": {"a": {}}}, {"additionalProperties": false}]})"})
+    EXPECT_THAT(refusal_of(schema), testing::HasSubstr("patternProperties at #"));
+  EXPECT_THAT(refusal_of(R"({"propertyNames": {"minLength": 1}, "required": ["a"]})"),
+              testing::HasSubstr("propertyNames at # beside properties or required"));
 }
 
 TEST(JsonSchema, FindsNumbersBetweenBoundsThatAreExcludedAndClose) {

@@ -71,6 +71,7 @@ TEST(TokenConstraint, AllowsTheEndAloneWhenTheTextIsComplete) {
   EXPECT_EQ(allowed(constraint), (Ids{0, 2}));
   constraint.accept(2);
   EXPECT_TRUE(constraint.is_complete());
+  EXPECT_TRUE(constraint.may_end());
   EXPECT_EQ(allowed(constraint), Ids{10});
 }
 
@@ -79,6 +80,11 @@ TEST(TokenConstraint, EndsWhereTheVocabularyCannotGoOn) {
   auto constraint = fixture.constraint(R"({"type": "const_string", "value": "az"})");
   constraint.accept(0);
   EXPECT_EQ(allowed(constraint), Ids{10});
+  EXPECT_FALSE(constraint.may_end());
+  EXPECT_FALSE(constraint.has_left());
+  constraint.accept(1);
+  EXPECT_TRUE(constraint.has_left());
+  EXPECT_FALSE(constraint.may_end());
 }
 
 TEST(StructuredOutputManager, KeepsWhatItCompiled) {

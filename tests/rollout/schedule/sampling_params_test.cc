@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <functional>
+#include <map>
 
 #include "distckpt/base/error.h"
 
@@ -73,6 +74,20 @@ TEST(SamplingParams, WhatContradictsIsNamed) {
                   p.return_sampling_mask = true;
                   change(p);
                 }).starts_with("return_sampling_mask:"));
+  for (const auto& [field, change] : std::map<std::string, std::function<void(SamplingParams&)>>{
+           {"min_tokens", [](auto& p) { p.min_tokens = 2; }},
+           {"allowed_token_ids", [](auto& p) { p.allowed_token_ids = {1}; }},
+           {"bad_words", [](auto& p) { p.bad_words_token_ids = {{1}}; }},
+           {"return_entropy", [](auto& p) { p.return_entropy = true; }}})
+    EXPECT_EQ(complaint([&](auto& p) {
+                p.structured_outputs = "{}";
+                change(p);
+              }),
+              field + ": is not supported beside a format of the answer (structured outputs)");
+  EXPECT_EQ(complaint([](auto& p) {
+              p.structured_outputs = "{}", p.logit_bias = {{1, -100.0F}};
+            }),
+            "");
   EXPECT_TRUE(complaint([](auto& p) {
                 p.return_entropy = true, p.top_k = 5;
               }).starts_with("return_entropy:"));

@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <iterator>
+#include <map>
 #include <string>
 #include <thread>
 #include <utility>
@@ -44,6 +45,65 @@ TEST(AgentProgram, AnswersAnErrorInTimeForOneThatHangs) {
   const auto found = all_answers(program, 1);
   ASSERT_EQ(found.size(), 1U);
   EXPECT_EQ(found[0].answer.at("error"), "no answer within 0.05 s");
+}
+
+json timed_out(const char* seconds) {
+  return {{"error", std::string("no answer within ") + seconds + " s"}, {"timed_out", true}};
+}
+
+// The answers to so many questions, by id.
+std::map<std::int64_t, json> answers_of(AgentProgram& program, std::size_t count) {
+  std::map<std::int64_t, json> found;
+  for (auto& one : all_answers(program, count)) found[one.id] = std::move(one.answer);
+  return found;
+}
+
+// It never answers 2, and 3 after a while.
+const auto kConcurrent = answers(
+    R"(case $id in 2) ;; 3) (sleep 0.6; echo "{\"id\": 3}") & ;; *) echo "{\"id\": $id, \"pid\": $$}" ;; esac)");
+
+TEST(AgentProgram, FailsTheQuestionThatHangsAloneAndHearsItsLateAnswer) {
+  AgentProgram program({.command = kConcurrent, .timeout = milliseconds(400)});
+  for (const std::int64_t id : {1, 2, 3, 4}) program.ask(id, json::object());
+  auto found = answers_of(program, 4);
+  const auto pid = found[1].at("pid");
+  EXPECT_EQ(found[2], timed_out("0.4"));
+  EXPECT_EQ(found[3], timed_out("0.4"));
+  EXPECT_EQ(found[4].at("pid"), pid);
+  std::this_thread::sleep_for(milliseconds(400));
+  program.ask(5, json::object());
+  EXPECT_EQ(answers_of(program, 1)[5].at("pid"), pid);
+}
+
+// One after the other: it hangs at 2, and the questions behind that wait.
+const auto kOneByOne = answers(R"([ $id = 2 ] && sleep 600; echo "{\"id\": $id, \"pid\": $$}")");
+
+TEST(AgentProgram, AsksWhatWaitsBehindTheOneThatHangsAgain) {
+  AgentProgram program({.command = kOneByOne, .timeout = milliseconds(300)});
+  for (const std::int64_t id : {1, 2, 3, 4}) program.ask(id, json::object());
+  auto found = answers_of(program, 4);
+  EXPECT_EQ(found[2], timed_out("0.3"));
+  EXPECT_TRUE(found[1].contains("pid"));
+  EXPECT_TRUE(found[3].contains("pid"));
+  EXPECT_EQ(found[4], found[3]);
+  EXPECT_NE(found[4], found[1]);
+}
+
+TEST(AgentProgram, DoesNotCountTheTimeBehindOthersIfItAnswersOneByOne) {
+  AgentProgram program(
+      {.command = answers(R"(sleep 0.2; echo "{\"id\": $id}")"), .timeout = milliseconds(600)});
+  for (std::int64_t id = 0; id < 6; ++id) program.ask(id, json::object());
+  for (const auto& [id, answer] : answers_of(program, 6)) EXPECT_EQ(answer, json::object()) << id;
+}
+
+TEST(AgentProgram, GivesUpOneThatKeepsSessionsWhenItIsSilentForASecondTime) {
+  AgentProgram program(
+      {.command = kOneByOne, .timeout = milliseconds(300), .keeps_sessions = true});
+  for (const std::int64_t id : {1, 2, 3, 4}) program.ask(id, json::object());
+  auto found = answers_of(program, 4);
+  EXPECT_EQ(found[2], timed_out("0.3"));
+  for (const std::int64_t id : {3, 4})
+    EXPECT_EQ(found[id], (json{{"error", "no answer within 0.3 s"}}));
 }
 
 TEST(AgentProgram, StartsAnewAfterItsEnd) {

@@ -49,6 +49,16 @@ TEST_F(EnvAgentLoopTest, BeginsWithTheTaskOfTheRecord) {
   EXPECT_EQ(session_.messages.back().at("content"), "1 to 20");
 }
 
+TEST_F(EnvAgentLoopTest, EndsASessionWhoseStepTakesTooLong) {
+  const std::vector late{json{{"error", "no answer within 5 s"}, {"timed_out", true}}};
+  EXPECT_THROW(loop_.begun(session_, late), Error);
+  EXPECT_THROW(loop_.answered(session_, late), Error);  // nothing to learn from
+  session_.assistant_turns = 1;
+  EXPECT_TRUE(loop_.answered(session_, late).is_cut_off);
+  EXPECT_EQ(session_.extra_info, json({{"timed_out", 1}}));
+  EXPECT_EQ(loop_.cut_off(session_), json({{"method", "close"}, {"session", 7}}));
+}
+
 TEST_F(EnvAgentLoopTest, TakesATurnAsAnAction) {
   EXPECT_EQ(loop_.turn_is_over(session_, "11").at(0).body,
             json({{"method", "step"}, {"session", 7}, {"action", "11"}}));

@@ -133,7 +133,8 @@ TEST_F(ProgramAgentLoopTest, IsOneProgramThatIsGivenSessions) {
   EXPECT_EQ(loop_.programs(),
             (std::vector<AgentProgramOptions>{{.command = "play",
                                                .timeout = std::chrono::seconds(5),
-                                               .protocol = AgentProtocol::kSession}}));
+                                               .protocol = AgentProtocol::kSession,
+                                               .keeps_sessions = true}}));
 }
 
 TEST_F(ProgramAgentLoopTest, BeginsWithTheTaskAndThePromptOfTheRecord) {

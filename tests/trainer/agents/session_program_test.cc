@@ -93,7 +93,9 @@ class SessionProgramTest : public testing::Test {
       {.command = fmt::format(
            "read -r line; echo \"$line\" > {0}/lines; while [ ! -e {0}/end ]; do sleep 0.01; done; "
            "cat {0}/end; read -r line",
-           dir_.path().string())}};
+           dir_.path().string()),
+       .timeout = std::chrono::seconds(2),
+       .keeps_sessions = true}};
   json line_;
 };
 
@@ -126,6 +128,15 @@ TEST_F(SessionProgramTest, TheLastLineIsTheAnswerToTheQuestionThatIsOpen) {
   const auto last = answer();
   EXPECT_EQ(last.id, 2);
   EXPECT_EQ(last.answer, (json{{"reward_score", 0.5}}));
+}
+
+TEST_F(SessionProgramTest, ASessionWhoseTimeIsOverIsRefusedAndItsEndIsPassedOver) {
+  EXPECT_EQ(answer().answer, (json{{"error", "no answer within 2 s"}, {"timed_out", true}}));
+  EXPECT_EQ(request(kChat, "{}").status, 404);
+  program_.ask(2, {{"method", "run"}, {"session", kSession + 1}, {"prompt", "p"}});
+  end(R"({"id": 1, "reward": 1})");
+  // The shell has read the line of the second session, and leaves.
+  EXPECT_EQ(answer().answer, (json{{"error", "the program ended (exit status 0)"}}));
 }
 
 TEST_F(SessionProgramTest, AClientThatAsksAgainGetsTheSameResponse) {

@@ -71,7 +71,7 @@ TEST_F(ToolAgentLoopTest, ACallThatIsNoJsonIsText) {
 TEST_F(ToolAgentLoopTest, AnswersAreMessagesInTheOrderOfTheCalls) {
   (void)loop_.turn_is_over(session_, call("add", "{}") + call("find", "{}") + call("find", "{}"));
   const std::vector<json> answers{{{"content", 4}, {"reward", 0.5}},
-                                  {{"content", {{"a", "\xff"}}}, {"reward", "much"}},
+                                  {{"content", {{"a", "\xff"}}}, {"reward", nullptr}},
                                   {{"error", "no answer within 5 s"}}};
   EXPECT_EQ(loop_.answered(session_, answers).num_messages, 3U);
   const auto& said = session_.messages;
@@ -80,6 +80,36 @@ TEST_F(ToolAgentLoopTest, AnswersAreMessagesInTheOrderOfTheCalls) {
   EXPECT_EQ(said[2].at("content"), "{\"a\":\"\uFFFD\"}");
   EXPECT_NE(said[3].at("content").get<std::string>().find("(truncated)"), std::string::npos);
   EXPECT_EQ(session_.turn_scores, (std::vector<std::pair<std::size_t, double>>{{2, 0.5}}));
+}
+
+TEST(ToolAgentLoop, TellsTheModelOfARewardThatIsNoneOfFloat32) {
+  const MultiTurnSection config{.max_parallel_calls = 9, .max_tool_response_length = 200};
+  Tools tools;
+  tools.names = {"add"};
+  tools.program_of = {0};
+  tools.programs.resize(1);
+  const ToolAgentLoop loop(tools, config);
+  const std::vector<json> rewards{
+      1e39, -1e300, "much", true, json::array({1}), 3e38, 2e38, 18446744073709551615U};
+  Session session{.seed = 7, .response = std::vector<rollout::TokenOutput>(3)};
+  std::string calls;
+  std::vector<json> answers;
+  for (const auto& reward : rewards) {
+    calls += call("add", "{}");
+    answers.push_back({{"content", "4"}, {"reward", reward}});
+  }
+  (void)loop.turn_is_over(session, calls);
+  EXPECT_EQ(loop.answered(session, answers).num_messages, rewards.size());
+  for (std::size_t i = 0; i < rewards.size(); ++i) {
+    const auto said = session.messages.at(i + 1).at("content").get<std::string>();
+    const bool is_good = i == 5 || i == 7;  // 2e38 is too much behind 3e38
+    EXPECT_EQ(said, is_good
+                        ? "4"
+                        : "Error executing tool 'add': its reward is no number, or too large: " +
+                              rewards[i].dump());
+  }
+  EXPECT_EQ(session.turn_scores,
+            (std::vector<std::pair<std::size_t, double>>{{2, 3e38}, {2, 18446744073709551615.0}}));
 }
 
 TEST_F(ToolAgentLoopTest, AnAnswerMaySayNothing) {
