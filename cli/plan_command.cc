@@ -131,17 +131,17 @@ void add_images(std::int64_t tokens, trainer::RunSetup& setup) {
 }
 
 template <typename Config, typename Models>
-PlannedRun planned(const PlanFlags& flags,
-                   const Config& config,
-                   const Models& models,
-                   trainer::DeviceKind kind,
-                   int mesh_size) {
+trainer::PlannedRun planned(const PlanFlags& flags,
+                            const Config& config,
+                            const Models& models,
+                            trainer::DeviceKind kind,
+                            int mesh_size) {
   const int ranks = flags.ranks > 0 ? flags.ranks : mesh_size;
   const auto device = device_of(flags, kind);
   const auto hosts = hosts_of(flags, ranks);
   const auto chosen = trainer::choose_settings(config, models, ranks, device, hosts);
-  PlannedRun run{.setup = trainer::setup_of(chosen.config, models, ranks, device),
-                 .choice = {.settings = chosen.settings, .offload = chosen.offload}};
+  trainer::PlannedRun run{.setup = trainer::setup_of(chosen.config, models, ranks, device),
+                          .choice = {.settings = chosen.settings, .offload = chosen.offload}};
   add_images(flags.image_tokens, run.setup);
   run.plan = trainer::plan_run(run.setup);
   std::ranges::move(trainer::host_misfits(run.plan, hosts), std::back_inserter(run.plan.misfits));
@@ -151,9 +151,9 @@ PlannedRun planned(const PlanFlags& flags,
 }
 
 // The run with these settings on top of its own.
-PlannedRun planned(const PlanFlags& flags,
-                   Models& known,
-                   const std::vector<std::string>& settings = {}) {
+trainer::PlannedRun planned(const PlanFlags& flags,
+                            Models& known,
+                            const std::vector<std::string>& settings = {}) {
   auto overrides = flags.overrides;
   overrides.insert(overrides.end(), settings.begin(), settings.end());
   const auto algorithm = algorithm_of(flags);
@@ -219,15 +219,15 @@ void compare_meshes(const PlanFlags& flags) {
 void run(const PlanFlags& flags) {
   if (flags.meshes > 0) return compare_meshes(flags);
   Models known;
-  const auto [setup, choice, plan] = planned(flags, known);
+  const auto run = planned(flags, known);
   if (flags.json)
-    fmt::print("{}\n", json_text(plan_json(setup, choice, plan)));
+    fmt::print("{}\n", json_text(plan_json(run)));
   else
-    fmt::print("{}", plan_text(setup, choice, plan));
-  if (plan.fits()) return;
+    fmt::print("{}", trainer::plan_text(run));
+  if (run.plan.fits()) return;
   fmt::print(stderr, "{}",
              Error(ErrorKind::kDevice, "the run does not fit",
-                   fmt::format("{}", fmt::join(plan.misfits, "\n")))
+                   fmt::format("{}", fmt::join(run.plan.misfits, "\n")))
                  .report());
   throw CLI::RuntimeError(kTrouble);
 }

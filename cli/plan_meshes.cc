@@ -94,7 +94,7 @@ std::vector<Mesh> rollout_meshes(const MeshSpace& space, const Mesh& learner) {
 class Search {
  public:
   Search(const MeshSpace& space,
-         const std::function<PlannedRun(const std::vector<std::string>&)>& plan)
+         const std::function<trainer::PlannedRun(const std::vector<std::string>&)>& plan)
       : space_(space), plan_(plan) {}
 
   void add(const std::vector<Mesh>& meshes) {
@@ -155,7 +155,7 @@ class Search {
   }
 
   const MeshSpace& space_;
-  const std::function<PlannedRun(const std::vector<std::string>&)>& plan_;
+  const std::function<trainer::PlannedRun(const std::vector<std::string>&)>& plan_;
   std::mutex mutex_;
   std::vector<std::pair<Mesh, PlannedMesh>> found_;
   std::exception_ptr failure_;
@@ -166,7 +166,7 @@ class Search {
 
 PlannedMeshes plan_meshes(
     const MeshSpace& space,
-    const std::function<PlannedRun(const std::vector<std::string>& settings)>& plan,
+    const std::function<trainer::PlannedRun(const std::vector<std::string>& settings)>& plan,
     std::size_t count) {
   constexpr std::size_t kLearners = 8;  // whose rollouts are tried
   Search search(space, plan);

@@ -29,7 +29,7 @@ struct MeshSpace {
 // error is thrown if none is.
 PlannedMeshes plan_meshes(
     const MeshSpace& space,
-    const std::function<PlannedRun(const std::vector<std::string>& settings)>& plan,
+    const std::function<trainer::PlannedRun(const std::vector<std::string>& settings)>& plan,
     std::size_t count);
 
 }  // namespace ferry::cli

@@ -6,26 +6,14 @@
 #include <string>
 #include <vector>
 
-#include "trainer/plan/run_plan.h"
+#include "trainer/plan/plan_text.h"
 
 namespace ferry::cli {
-
-// The settings that the plan chose, and the reasons for what rests on the host.
-struct PlanChoice {
-  std::vector<std::string> settings{};
-  std::vector<std::string> offload{};
-};
-
-struct PlannedRun {
-  trainer::RunSetup setup{};
-  PlanChoice choice{};
-  trainer::RunPlan plan{};
-};
 
 // A run with another mesh than its own.
 struct PlannedMesh {
   std::vector<std::string> settings{};  // "engine.tensor_model_parallel_size=2"
-  PlannedRun run{};
+  trainer::PlannedRun run{};
 };
 struct PlannedMeshes {
   std::vector<PlannedMesh> best{};  // that fit, those that take the fewest seconds first
@@ -36,11 +24,6 @@ struct PlannedMeshes {
 std::string meshes_text(const PlannedMeshes& meshes);
 nlohmann::ordered_json meshes_json(const PlannedMeshes& meshes);
 
-std::string plan_text(const trainer::RunSetup& setup,
-                      const PlanChoice& chosen,
-                      const trainer::RunPlan& plan);
-nlohmann::ordered_json plan_json(const trainer::RunSetup& setup,
-                                 const PlanChoice& chosen,
-                                 const trainer::RunPlan& plan);
+nlohmann::ordered_json plan_json(const trainer::PlannedRun& run);
 
 }  // namespace ferry::cli

@@ -18,13 +18,18 @@ std::optional<double> positive(std::string_view text) {
 
 }  // namespace
 
-// A number is refused: TOML reads 0.5_2 as 0.52.
+// Numbers below 1, and from 10, need quotes: TOML reads 0.5_2 as 0.52, and 5_0.5 as 50.5.
 template <>
 struct ConfigType<ThresholdBounds> {
   static std::string name() {
-    return "text of a positive number, \"2.0\", or of two in ascending order, \"0.5_2.0\",";
+    return "a number from 1 to below 10, or text of any positive one, \"0.5\", or of two in "
+           "ascending order, \"0.5_2.0\",";
   }
   static std::optional<ThresholdBounds> read(const ConfigValue& value) {
+    if (const auto number = ConfigType<double>::read(value)) {
+      if (!(*number >= 1 && *number < 10)) return std::nullopt;
+      return ThresholdBounds{.upper = *number};
+    }
     const auto* const text = std::get_if<std::string>(&value.value);
     if (text == nullptr) return std::nullopt;
     const auto bar = text->find('_');
@@ -88,7 +93,7 @@ void list(ConfigTable& table, AlgorithmConfig& c) {
                 "Correction of a rollout whose probabilities are not the actor's");
   table.add("rollout_is", correction.rollout_is, "importance weights of tokens or sequences");
   table.add("rollout_is_threshold", correction.rollout_is_threshold,
-            "largest importance weight; or two bounds such as 0.5_5.0: weight 0 outside");
+            "largest importance weight; or text of two bounds, \"0.5_5.0\": weight 0 outside");
   table.add("rollout_is_batch_normalize", correction.rollout_is_batch_normalize,
             "scale importance weights to a mean of 1");
   table.add_separated("rollout_rs", correction.rollout_rs,

@@ -76,7 +76,14 @@ ConfigRules<PpoConfig> replica_rules() {
            [](const PpoConfig& c) {
              return c.rollout.replicas.devices.empty() || c.trainer.run.device == DeviceKind::kCuda;
            },
-           "devices are GPUs, and the replicas of a run are where the run is"}};
+           "devices are GPUs, and the replicas of a run are where the run is"},
+          {"devices_are_of_replicas",
+           {kRolloutSection + ".replicas.devices", kRolloutSection + ".replicas.num",
+            kRolloutSection + ".replicas.elastic"},
+           [](const PpoConfig& c) {
+             return c.rollout.replicas.devices.empty() || c.rollout.replicas.enabled();
+           },
+           "there are no replicas that could take the devices"}};
 }
 
 }  // namespace

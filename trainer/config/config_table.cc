@@ -142,7 +142,8 @@ void ConfigTable::add_field(std::string_view name,
                      .help = std::move(help),
                      .limit = std::move(limit),
                      .set = std::move(set),
-                     .get = std::move(get)});
+                     .get = get,
+                     .usual = get()});
 }
 
 const ConfigTable::Field& ConfigTable::at(std::string_view key) const {
@@ -189,26 +190,35 @@ void ConfigTable::require_limit(const Field& field,
 
 void ConfigTable::set(const ConfigEntry& entry) {
   const auto found = index_.find(entry.key);
-  const auto* value = std::get_if<ConfigValue>(&entry.value);
+  const bool is_empty = std::holds_alternative<std::monostate>(entry.value);
   if (found == index_.end()) {
     const bool is_empty_section =
-        value == nullptr && std::ranges::any_of(sections_, [&](const Section& section) {
+        is_empty && std::ranges::any_of(sections_, [&](const Section& section) {
           return (section.name + '.').starts_with(entry.key + '.');  // or one that holds sections
         });
     if (!is_empty_section) refuse_key(entry);
     return;
   }
   auto& field = fields_[found->second];
+  require(!is_empty, ErrorKind::kUsage, "{}: {}: is a section without keys, {} is expected",
+          entry.where, entry.key, field.type);
+  const auto* value = std::get_if<ConfigValue>(&entry.value);
+  if (value == nullptr) {
+    const bool may_hold_nothing = field.set(nullptr);
+    if (!may_hold_nothing) field.set(&*field.usual);
+    field.where = may_hold_nothing ? entry.where : "";
+    return;
+  }
   ConfigValue parts;
-  if (field.separated && value != nullptr && std::holds_alternative<std::string>(value->value)) {
+  if (field.separated && std::holds_alternative<std::string>(value->value)) {
     parts = list_of(std::get<std::string>(value->value));
     value = &parts;
   }
-  if (value != nullptr && !field.limit.choices.empty() && is_text(*value))
+  if (!field.limit.choices.empty() && is_text(*value))
     require_limit(field, entry, *value);  // says which texts there are
   require(field.set(value), ErrorKind::kUsage, "{}: {}: is {}, {} is expected", entry.where,
-          entry.key, value == nullptr ? "not given" : to_toml(*value), field.type);
-  if (value != nullptr) require_limit(field, entry, *value);
+          entry.key, to_toml(*value), field.type);
+  require_limit(field, entry, *value);
   field.where = entry.where;
 }
 
@@ -225,6 +235,14 @@ void ConfigTable::inherit(std::string_view to,
     require(field.set(value ? &*value : nullptr), ErrorKind::kBug, "{}: cannot have what {} has",
             field.key, source.key);
     field.where = fmt::format("as {}, {}", source.key, source.where);
+  }
+}
+
+void ConfigTable::write_unset(std::string_view to, std::string_view from) {
+  for (auto& field : fields_) {
+    const auto name = last_name(field.key);
+    if (field.key == fmt::format("{}.{}", to, name) && !field.get())
+      field.written_unset = at(fmt::format("{}.{}", from, name)).get().has_value();
   }
 }
 
@@ -250,7 +268,8 @@ std::string ConfigTable::toml() const {
   visit_sections([&](const Section& section, std::span<const Field> fields) {
     text += fmt::format("{}# {}\n[{}]\n", text.empty() ? "" : "\n", section.help, section.name);
     for (const auto& field : fields) {
-      const auto value = field.get();
+      auto value = field.get();
+      if (field.written_unset) value = ConfigValue{std::string(kNullText)};
       const auto name = last_name(field.key);
       const auto line =
           value ? fmt::format("{} = {}", name, to_toml(*value)) : fmt::format("# {} =", name);

@@ -184,8 +184,9 @@ class ConfigTable {
     fields_.back().separated = true;
   }
 
-  // Sets the field that an entry names. Throws Error(kUsage) "<where>: <key>: ...", with the
-  // nearest key as a hint where there is none of that name.
+  // Sets the field that an entry names. null gives a field its default back, as if nobody had set
+  // it; of one that may hold nothing it takes the value away. Throws Error(kUsage)
+  // "<where>: <key>: ...", with the nearest key as a hint where there is none of that name.
   void set(const ConfigEntry& entry);
 
   // Sets what nobody did of section `to` to what was set under the same name in section `from`, of
@@ -193,6 +194,9 @@ class ConfigTable {
   void inherit(std::string_view to,
                std::string_view from,
                const std::function<bool(std::string_view name)>& takes);
+
+  // Writes "null" for what section `to` leaves unset and section `from` sets: it is not inherited.
+  void write_unset(std::string_view to, std::string_view from);
 
   // "optim.lr = 0.1 (run.toml:12)"; of a field that nobody set, "optim.lr = 1e-05 (the default)".
   std::string describe(std::string_view key) const;
@@ -206,10 +210,14 @@ class ConfigTable {
     std::string type{};
     std::string help{};
     ConfigLimit limit{};
-    std::function<bool(const ConfigValue*)> set{};  // nullptr: take the value away
+    // nullptr: take the value away; false: a value of another type, or none where there has to be
+    // one
+    std::function<bool(const ConfigValue*)> set{};
     std::function<std::optional<ConfigValue>()> get{};
+    std::optional<ConfigValue> usual{};  // the default
     bool separated = false;
-    std::string where{};  // it was set; "" if it was not
+    bool written_unset = false;  // "null" where it holds nothing
+    std::string where{};         // it was set; "" if it was not
   };
   struct Section {
     std::string name{};

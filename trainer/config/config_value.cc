@@ -69,6 +69,12 @@ ConfigValue value_of(const toml::node& node, const std::string& where, const std
   return {std::move(list)};
 }
 
+ConfigEntry entry_of(const std::string& key, const std::string& where, ConfigValue value) {
+  if (value == ConfigValue{std::string(kNullText)})
+    return {.key = key, .where = where, .value = ConfigNull{}};
+  return {.key = key, .where = where, .value = std::move(value)};
+}
+
 void collect(const toml::table& table,
              const std::string& source,
              const std::string& prefix,
@@ -78,7 +84,7 @@ void collect(const toml::table& table,
     const auto where = line_of(source, node.source());
     const auto* section = node.as_table();
     if (section == nullptr) {
-      entries.push_back({.key = key, .where = where, .value = value_of(node, where, key)});
+      entries.push_back(entry_of(key, where, value_of(node, where, key)));
     } else if (section->empty()) {
       entries.push_back({.key = key, .where = where});
     } else {
@@ -109,17 +115,15 @@ ConfigEntry parse_override(std::string_view text) {
   const auto equals = text.find('=');
   require(equals != std::string_view::npos && equals > 0, ErrorKind::kUsage,
           "{}: is no key=value, such as optim.lr=1e-5", text);
-  ConfigEntry entry{.key = std::string(text.substr(0, equals)), .where = "the command line"};
+  const std::string key(text.substr(0, equals)), where = "the command line";
   const std::string value(text.substr(equals + 1));
-  if (value == "null") return entry;
   try {
     const auto parsed = toml::parse("value = " + value);
     require(parsed.size() == 1, ErrorKind::kUsage, "{}: has more than one line", text);
-    entry.value = value_of(*parsed.get("value"), entry.where, entry.key);
+    return entry_of(key, where, value_of(*parsed.get("value"), where, key));
   } catch (const toml::parse_error&) {
-    entry.value = ConfigValue{value};
+    return entry_of(key, where, {value});
   }
-  return entry;
 }
 
 std::vector<ConfigEntry> read_entries(const std::filesystem::path& file,

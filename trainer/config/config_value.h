@@ -19,12 +19,15 @@ struct ConfigValue {
 // The text that TOML reads back to the same value: true, 3, 1e-05, "a \"b\"", ["a", "b"].
 std::string to_toml(const ConfigValue& value);
 
+// Takes a value away. The command line says null; TOML, which has no such value, the text "null".
+struct ConfigNull {};
+inline constexpr const char* kNullText = "null";
+
 struct ConfigEntry {
   std::string key{};    // "optim.lr"
   std::string where{};  // "run.toml:12", "the command line"
-  // Nothing: a section without a key, or on the command line the word null, which takes a value
-  // away.
-  std::variant<std::monostate, ConfigValue> value{};
+  // Nothing: a section without a key.
+  std::variant<std::monostate, ConfigNull, ConfigValue> value{};
 };
 
 // Every key of a file, in the order of its lines. Throws Error(kUsage) "run.toml:12: ...".

@@ -307,7 +307,7 @@ bool cuts_stages(std::string_view name) {
 
 // Gives a role the keys of the actor's engine that it leaves out (verl's interpolations of
 // ref.megatron), unless it decides otherwise what they belong to: a layout is of a number of
-// stages, tokens are shared by tensor parallel ranks, layers are recomputed at a granularity.
+// stages, layers are recomputed at a granularity.
 void inherit_engine(ConfigTable& table,
                     const std::string& role,
                     const EngineConfig& actor,
@@ -323,7 +323,6 @@ void inherit_engine(ConfigTable& table,
     if (cuts_stages(name))
       return engine.parallel.pipeline_model_parallel_size ==
              actor.parallel.pipeline_model_parallel_size;
-    if (name == "sequence_parallel") return engine.parallel.tensor_model_parallel_size > 1;
     if (name.starts_with("moe_")) return false;  // of how the actor learns
     return !name.starts_with("recompute_") ||
            engine.recompute_granularity == actor.recompute_granularity;
@@ -447,7 +446,10 @@ PpoConfig load_ppo_config(std::string_view algorithm,
 
 std::string to_toml(const PpoConfig& config) {
   auto copy = config;
-  return table_of(copy).toml();
+  auto table = table_of(copy);
+  for (const auto& role : {kRefSection, std::string("critic"), std::string("reward_model")})
+    table.write_unset(role + ".megatron", kActorSection + ".megatron");
+  return table.toml();
 }
 
 std::string ppo_config_reference() {

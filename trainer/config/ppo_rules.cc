@@ -156,8 +156,27 @@ ConfigRules<PpoConfig> algorithm_rules() {
        "in bypass_mode the actor computes no old log-probabilities"},
       {"warmup_needs_a_critic",
        {"trainer.critic_warmup", "algorithm.adv_estimator"},
-       [](const PpoConfig& c) { return c.trainer.critic_warmup == 0 || c.use_critic(); },
-       "there is no critic that could learn alone"},
+       [](const PpoConfig& c) { return c.trainer.critic_warmup <= 1 || c.use_critic(); },
+       "there is no critic that could learn alone: nobody would, in the steps before"},
+  };
+}
+
+ConfigRules<PpoConfig> record_rules() {
+  return {
+      {"profiled_steps_have_ranks",
+       {"global_profiler.steps", kActorSection + ".profiler.enable", "critic.profiler.enable"},
+       [](const PpoConfig& c) {
+         return c.global_profiler.steps.empty() || c.actor.profiler.enable ||
+                (c.use_critic() && c.critic.profiler.enable);
+       },
+       "steps are profiled on no rank"},
+      {"samples_that_are_written_have_a_folder",
+       {"trainer.log_samples", "trainer.rollout_data_dir", "trainer.validation_data_dir"},
+       [](const PpoConfig& c) {
+         return c.trainer.log_samples ||
+                (c.trainer.rollout_data_dir.empty() && c.trainer.validation_data_dir.empty());
+       },
+       "no samples are written, so that a folder for them has no effect"},
   };
 }
 
@@ -323,6 +342,7 @@ ConfigRules<PpoConfig> make_ppo_rules() {
             [](const PpoConfig& c) -> const AgentSections& { return c.rollout.agents; });
   add_rules(rules, algorithm_rules(), "", itself);
   add_rules(rules, reward_rules(), "", itself);
+  add_rules(rules, record_rules(), "", itself);
   add_rules(rules, run_rules(), "", [](const PpoConfig& c) {
     return RunView{c.checkpoint, c.trainer.run, c.global_profiler, c.data.val_files};
   });

@@ -15,11 +15,15 @@ template <>
 inline constexpr auto kChoices<models::Alignment> = std::to_array<Named<models::Alignment>>(
     {{"fast", models::Alignment::kFast}, {"bitwise", models::Alignment::kBitwise}});
 
+// torch's names, which are written, and the short ones that verl has in some places.
 template <>
 inline constexpr auto kChoices<distckpt::DType> =
     std::to_array<Named<distckpt::DType>>({{"bfloat16", distckpt::DType::kBF16},
                                            {"float16", distckpt::DType::kF16},
-                                           {"float32", distckpt::DType::kF32}});
+                                           {"float32", distckpt::DType::kF32},
+                                           {"bf16", distckpt::DType::kBF16},
+                                           {"fp16", distckpt::DType::kF16},
+                                           {"fp32", distckpt::DType::kF32}});
 
 template <>
 inline constexpr auto kChoices<models::Recompute::Granularity> =

@@ -53,9 +53,8 @@ void list_mesh(ConfigTable& table, std::string section, std::string help, Engine
   table.section(std::move(section), std::move(help));
   table.add("tensor_model_parallel_size", p.tensor_model_parallel_size,
             "ranks that share each layer", at_least(1));
-  table.add(
-      "sequence_parallel", c.sequence_parallel,
-      "tensor parallel ranks share the tokens between layers; not set: true if there are several");
+  table.add("sequence_parallel", c.sequence_parallel,
+            "tensor parallel ranks, if there are several, share the tokens between layers");
   table.add("pipeline_model_parallel_size", p.pipeline_model_parallel_size, "stages of layers",
             at_least(1));
   table.add("virtual_pipeline_model_parallel_size", p.virtual_pipeline_model_parallel_size,
@@ -144,12 +143,13 @@ void list(ConfigTable& table, std::string section, OptimConfig& c) {
   table.add("decoupled_weight_decay", c.decoupled_weight_decay,
             "true: AdamW; false: L2 in the gradient");
   table.add("clip_grad", c.clip_grad, "largest norm of the gradient; 0: no limit", at_least(0));
-  const auto of_moments = one_of({"float32", "bfloat16"});
+  const auto of_moments = one_of({"float32", "bfloat16", "fp32", "bf16"});
   table.add("exp_avg_dtype", c.exp_avg_dtype, "the first moment in memory", of_moments);
   table.add("exp_avg_sq_dtype", c.exp_avg_sq_dtype, "the second moment in memory", of_moments);
   table.add("lr_warmup_init", c.lr_warmup_init, "learning rate at the start of the warm-up",
             at_least(0));
-  table.add("lr_warmup_steps", c.lr_warmup_steps, "steps of linear warm-up", at_least(0));
+  table.add("lr_warmup_steps", c.lr_warmup_steps,
+            "steps of linear warm-up; -1: as lr_warmup_steps_ratio says", at_least(-1));
   table.add(
       "lr_warmup_steps_ratio", c.lr_warmup_steps_ratio,
       "instead of lr_warmup_steps: the share of lr_decay_steps, or of all steps, that warm up",
@@ -197,7 +197,7 @@ void list(ConfigTable& table, std::string section, TrainerConfig& c) {
   table.add(
       "logger", c.logger,
       "destinations of metrics: lines, metrics.jsonl, event files of TensorBoard, and wandb or "
-      "mlflow by a Python that has them");
+      "mlflow by a Python that has them, which read metrics.jsonl");
   table.add("project_name", c.project_name, "the project of wandb, the experiment of mlflow");
   table.add("experiment_name", c.experiment_name,
             "the name of the run there; empty: that of its folder");

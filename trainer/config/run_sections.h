@@ -25,7 +25,7 @@ struct ModelConfig {
 
 struct EngineConfig {
   models::ParallelConfig parallel{};
-  std::optional<bool> sequence_parallel{};  // default: where tp > 1
+  bool sequence_parallel = true;  // where tp > 1
   models::Alignment alignment = models::Alignment::kFast;
   distckpt::DType dtype = distckpt::DType::kBF16;
   std::optional<models::Recompute::Granularity> recompute_granularity{};  // default: auto
@@ -46,7 +46,7 @@ struct EngineConfig {
 
   models::Recompute recompute() const;
   bool uses_sequence_parallel() const {
-    return sequence_parallel.value_or(parallel.tensor_model_parallel_size > 1);
+    return sequence_parallel && parallel.tensor_model_parallel_size > 1;
   }
   // Throws Error(kUsage) "<section>: ..." unless the mesh fills the world.
   int data_parallel_size(int world_size, std::string_view section = "engine") const;
@@ -84,7 +84,7 @@ struct OptimConfig {
   distckpt::DType exp_avg_dtype = distckpt::DType::kF32;
   distckpt::DType exp_avg_sq_dtype = distckpt::DType::kF32;
   double lr_warmup_init = 0;
-  std::optional<std::int64_t> lr_warmup_steps{};
+  std::int64_t lr_warmup_steps = -1;  // -1: as the ratio says
   double lr_warmup_steps_ratio = 0;
   LrDecayStyle lr_decay_style = LrDecayStyle::kConstant;
   std::optional<std::int64_t> lr_decay_steps{};  // default: the steps of the run

@@ -37,12 +37,6 @@ ConfigRules<EngineConfig> mesh_rules() {
                   p.account_for_loss_in_pipeline_split);
        },
        "a layout says already which stage has which layers"},
-      {"sequence_parallel_needs_tensor_parallel",
-       {".sequence_parallel", ".tensor_model_parallel_size"},
-       [](const C& c) {
-         return !c.sequence_parallel.value_or(false) || c.parallel.tensor_model_parallel_size > 1;
-       },
-       "one rank has nobody to share tokens with"},
   };
 }
 
@@ -101,13 +95,11 @@ ConfigRules<OptimConfig> optim_rules() {
        "lr is below min_lr or lr_warmup_init"},
       {"one_length_of_the_warmup",
        {".lr_warmup_steps", ".lr_warmup_steps_ratio"},
-       [](const C& c) { return !c.lr_warmup_steps || c.lr_warmup_steps_ratio == 0; },
+       [](const C& c) { return c.lr_warmup_steps < 0 || c.lr_warmup_steps_ratio == 0; },
        "the warm-up has a number of steps and a share of them"},
       {"warmup_ends_before_decay",
        {".lr_warmup_steps", ".lr_decay_steps"},
-       [](const C& c) {
-         return !c.lr_decay_steps || c.lr_warmup_steps.value_or(0) < *c.lr_decay_steps;
-       },
+       [](const C& c) { return !c.lr_decay_steps || c.lr_warmup_steps < *c.lr_decay_steps; },
        "the warm-up is not over when the decay is"},
       {"wsd_has_its_decay",
        {".lr_decay_style", ".lr_wsd_decay_steps"},
@@ -132,11 +124,14 @@ ConfigRules<RunView> run_rules() {
   using C = RunView;
   return {
       {"retention_needs_checkpoints",
-       {"checkpoint.save_freq", "checkpoint.keep_last", "checkpoint.keep_every"},
+       {"checkpoint.save_freq", "checkpoint.keep_last", "checkpoint.keep_every",
+        "checkpoint.async_save", "checkpoint.save_hf"},
        [](const C& c) {
-         return c.checkpoint.save_freq > 0 || !(c.checkpoint.keep_last || c.checkpoint.keep_every);
+         const auto& saves = c.checkpoint;
+         return saves.save_freq > 0 ||
+                !(saves.keep_last || saves.keep_every || saves.async_save || saves.save_hf);
        },
-       "nothing is saved, so there is nothing to keep"},
+       "nothing is saved, so there is nothing to keep, to write meanwhile or to convert"},
       {"keep_every_adds_to_keep_last",
        {"checkpoint.keep_every", "checkpoint.keep_last"},
        [](const C& c) { return !c.checkpoint.keep_every || c.checkpoint.keep_last; },
@@ -158,14 +153,6 @@ ConfigRules<RunView> run_rules() {
          return !c.val_files.empty() || (c.trainer.test_freq <= 0 && !c.trainer.val_before_train);
        },
        "there is nothing to validate on"},
-      {"trackers_read_the_file",
-       {"trainer.logger"},
-       [](const C& c) {
-         const bool tracked =
-             c.trainer.logs_to(Logger::kWandb) || c.trainer.logs_to(Logger::kMlflow);
-         return !tracked || c.trainer.logs_to(Logger::kFile);
-       },
-       "wandb and mlflow are told what metrics.jsonl holds, which \"file\" writes"},
       {"discrete_profiles_do_not_continue",
        {"global_profiler.discrete", "global_profiler.profile_continuous_steps"},
        [](const C& c) {
@@ -182,6 +169,14 @@ ConfigRules<ProfilerView> profiler_rules() {
        {"global_profiler.tool", "global_profiler.steps", ".enable"},
        [](const C& c) { return c.global.tool || (c.global.steps.empty() && !c.role.enable); },
        "steps and ranks are to be profiled by no tool"},
+      {"profiled_ranks_have_steps",
+       {".enable", ".all_ranks", ".ranks", "global_profiler.steps"},
+       [](const C& c) {
+         const bool names_ranks = c.role.all_ranks || !c.role.ranks.empty();
+         return c.role.enable == names_ranks && (!c.role.enable || !c.global.steps.empty());
+       },
+       "ranks are profiled where enable says so, which all_ranks or ranks name, in the steps of "
+       "global_profiler"},
       {"one_way_to_name_ranks",
        {".all_ranks", ".ranks"},
        [](const C& c) { return !c.role.all_ranks || c.role.ranks.empty(); },

@@ -14,6 +14,10 @@ ConfigRules<SftConfig> make_sft_rules() {
        {"data.train_files"},
        [](const SftConfig& c) { return !c.data.train_files.empty(); },
        "no file of records is named"},
+      {"profiled_steps_have_ranks",
+       {"global_profiler.steps", "profiler.enable"},
+       [](const SftConfig& c) { return c.global_profiler.steps.empty() || c.profiler.enable; },
+       "steps are profiled on no rank"},
   };
   const auto engine = [](const SftConfig& c) -> const EngineConfig& { return c.engine; };
   add_rules(rules, mesh_rules(), "engine", engine);

@@ -63,8 +63,9 @@ OptimizerConfig optimizer_config(const EngineConfig& engine, const OptimConfig& 
 OptimizerParamSchedulerConfig scheduler_config(const OptimConfig& config,
                                                std::int64_t total_steps) {
   const auto decay = config.lr_decay_steps.value_or(total_steps);
-  const auto warmup = config.lr_warmup_steps.value_or(static_cast<std::int64_t>(
-      std::floor(config.lr_warmup_steps_ratio * static_cast<double>(decay))));
+  const auto share = std::floor(config.lr_warmup_steps_ratio * static_cast<double>(decay));
+  const auto warmup =
+      config.lr_warmup_steps >= 0 ? config.lr_warmup_steps : static_cast<std::int64_t>(share);
   return {.init_lr = config.lr_warmup_init,
           .max_lr = config.lr,
           .min_lr = config.min_lr,

@@ -6,12 +6,12 @@
 #include <utility>
 
 #include "converter/convert.h"
+#include "distckpt/storage/file_io.h"
 #include "trainer/agents/tools.h"
 #include "trainer/engine/run_options.h"
 #include "trainer/engine/training_checkpoint.h"
 #include "trainer/metrics/run_log.h"
 #include "trainer/ppo/pending_answers.h"
-#include "trainer/run/planned_run.h"
 #include "trainer/run/training_run.h"
 
 namespace ferry::trainer {
@@ -24,7 +24,8 @@ constexpr const char* kPending = "pending";  // in a checkpoint: the number of a
 PpoTrainer::PpoTrainer(const PpoConfig& config, models::World& world, PpoOutput output)
     : world_(world),
       origin_(open_checkpoint(config.model)),
-      config_(planned(config, *origin_, world, output.say)),
+      planned_(planned(config, *origin_, world, output.say)),
+      config_(planned_.config),
       tools_(shared_tools(config.rollout.agents, world)),
       encoder_(tokenizer_folder(config.model, *origin_),
                config.data,
@@ -52,6 +53,7 @@ PpoTrainer::PpoTrainer(const PpoConfig& config, models::World& world, PpoOutput 
   for (const auto& note : memory) output.say("memory     " + note);
   log_ = std::make_unique<PpoLog>(config_, world, origin_->map.config, step_, total_steps_,
                                   std::move(output.say));
+  distckpt::write_text(folder / kPlanFile, planned_.text);
   if (!tools_.listed.empty()) write_listed_tools(tools_, folder / kSessionFolder);
   rollout_ = std::make_unique<RolloutLoop>(
       config_, encoder_, stream_, workers_, batch_worker_, *log_,
@@ -67,7 +69,6 @@ void PpoTrainer::run() {
 }
 
 void PpoTrainer::fit() {
-  for (const auto& line : describe(workers_.meshes())) log_->say(line);
   resume();
   (void)workers_.message_metrics();  // of the start
   workers_.begin_step(step_ + 1);
@@ -115,15 +116,18 @@ void PpoTrainer::add_old_log_probs(RolloutBatch& batch) {
 
 void PpoTrainer::learn(const RolloutBatch& batch) {
   std::string not_finite;  // a parameter without a finite gradient
+  bool may_recover = false;
   const auto update = [&](const char* name, auto method) {
     UpdateOutput output;
     log_->phase(name, [&] { output = (workers_.*method)(batch); });
     log_->add_update(name, output);
-    if (!output.not_finite.empty()) not_finite = output.not_finite;
+    if (output.not_finite.empty()) return;
+    not_finite = output.not_finite;
+    may_recover = output.loss_scale != 1;
   };
   if (config_.use_critic()) update("update_critic", &PpoWorkers::update_critic);
   if (step_ + 1 >= config_.trainer.critic_warmup) update("update_actor", &PpoWorkers::update_actor);
-  not_finite_.add(not_finite);
+  not_finite_.add(not_finite, may_recover);
 }
 
 void PpoTrainer::report(const RolloutBatch& batch) {

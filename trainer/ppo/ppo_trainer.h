@@ -24,6 +24,7 @@
 #include "trainer/ppo/batch_worker.h"
 #include "trainer/ppo/ppo_log.h"
 #include "trainer/ppo/rollout_loop.h"
+#include "trainer/run/planned_run.h"
 #include "trainer/run/run_start.h"
 #include "trainer/run/training_run.h"
 #include "trainer/update/rollout_batch.h"
@@ -66,7 +67,8 @@ class PpoTrainer {
 
   models::World& world_;
   std::shared_ptr<const converter::Checkpoint> origin_;
-  PpoConfig config_;  // as planned
+  Planned<PpoConfig> planned_;
+  const PpoConfig& config_;  // as planned
   Tools tools_;
   PromptEncoder encoder_;
   RecordStream stream_;

@@ -4,7 +4,10 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <numeric>
+#include <sstream>
+#include <utility>
 #include <vector>
 
 #include "converter/bridge/load.h"
@@ -17,7 +20,7 @@
 #include "trainer/metrics/performance.h"
 #include "trainer/plan/auto_settings.h"
 #include "trainer/plan/host_misfits.h"
-#include "trainer/plan/run_plan.h"
+#include "trainer/plan/plan_text.h"
 
 namespace ferry::trainer {
 
@@ -70,54 +73,48 @@ void leave_room(const RunPlan& plan, const models::World& world) {
   models::leave_free(world.device(), others + total / 64);
 }
 
+void say_lines(const std::string& text, const std::function<void(const std::string&)>& say) {
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) say(line);
+}
+
 template <typename Config, typename Models>
-Config plan_and_say(const Config& config,
-                    const Models& models,
-                    models::World& world,
-                    const std::function<void(const std::string&)>& say) {
+Planned<Config> plan_and_say(const Config& config,
+                             const Models& models,
+                             models::World& world,
+                             const std::function<void(const std::string&)>& say) {
+  constexpr std::size_t kMostGroups = 4;  // of ranks, that are said
   const auto device = device_of(world);
   const auto hosts = device.on_host ? std::vector<HostShare>() : hosts_of(world);
-  const auto chosen = choose_settings(config, models, world.size(), device, hosts);
-  if (world.rank() == 0 && !chosen.settings.empty())
-    say(fmt::format("chosen     {}", fmt::join(chosen.settings, " ")));
-  if (world.rank() == 0)
-    for (const auto& reason : chosen.offload) say("offload    " + reason);
-  if (device.on_host) return chosen.config;
-  const auto setup = setup_of(chosen.config, models, world.size(), device);
-  const auto plan = plan_run(setup);
-  check_hosts(plan, hosts);
-  leave_room(plan, world);
-  if (world.rank() != 0) return chosen.config;
-  std::int64_t most = 0;
-  std::string where;
-  for (const auto& group : plan.ranks) {
-    for (const auto& phase : group.phases) {
-      if (phase.bytes.on_device() <= most) continue;
-      most = phase.bytes.on_device();
-      where = phase.name;
+  auto chosen = choose_settings(config, models, world.size(), device, hosts);
+  PlannedRun run{.setup = setup_of(chosen.config, models, world.size(), device),
+                 .choice = {.settings = chosen.settings, .offload = chosen.offload}};
+  run.plan = plan_run(run.setup);
+  if (world.rank() == 0) say_lines(plan_text(run, kMostGroups), say);
+  if (!device.on_host) {
+    check_hosts(run.plan, hosts);
+    leave_room(run.plan, world);
+    if (world.rank() == 0) {
+      for (const auto& misfit : run.plan.misfits) say("memory     " + misfit);
+      if (const auto misfit = replica_misfit(run.setup, run.plan)) say("memory     " + *misfit);
     }
   }
-  say(fmt::format(
-      "plan       {} of {} in {}{}", in_words(most), in_words(plan.memory), where,
-      plan.seconds.empty() ? "" : fmt::format(", {:.1f} s a step", plan.step_seconds())));
-  for (const auto& misfit : plan.misfits) say("memory     " + misfit);
-  if (const auto misfit = replica_misfit(setup, plan)) say("memory     " + *misfit);
-  return chosen.config;
+  return {.config = std::move(chosen.config), .text = plan_text(run)};
 }
 
 }  // namespace
 
-SftConfig planned(const SftConfig& config,
-                  const converter::Checkpoint& origin,
-                  models::World& world,
-                  const std::function<void(const std::string&)>& say) {
+Planned<SftConfig> planned(const SftConfig& config,
+                           const converter::Checkpoint& origin,
+                           models::World& world,
+                           const std::function<void(const std::string&)>& say) {
   return plan_and_say(config, origin.map.config, world, say);
 }
 
-PpoConfig planned(const PpoConfig& config,
-                  const converter::Checkpoint& origin,
-                  models::World& world,
-                  const std::function<void(const std::string&)>& say) {
+Planned<PpoConfig> planned(const PpoConfig& config,
+                           const converter::Checkpoint& origin,
+                           models::World& world,
+                           const std::function<void(const std::string&)>& say) {
   const auto of = [&](const ModelConfig& model) {
     return model.path.empty() ? origin.map.config : open_checkpoint(model)->map.config;
   };

@@ -14,7 +14,9 @@ namespace {
 std::vector<std::unique_ptr<MetricLog>> open_logs(const TrainerConfig& run, std::int64_t first) {
   const std::filesystem::path folder = run.default_local_dir;
   std::vector<std::unique_ptr<MetricLog>> logs;
-  if (run.logs_to(Logger::kFile)) logs.push_back(open_jsonl_log(folder / kMetricsFile, first));
+  const bool is_read = run.logs_to(Logger::kWandb) || run.logs_to(Logger::kMlflow);
+  if (run.logs_to(Logger::kFile) || is_read)
+    logs.push_back(open_jsonl_log(folder / kMetricsFile, first));
   if (run.logs_to(Logger::kTensorboard))
     logs.push_back(open_event_log(folder / "tensorboard", first));
   return logs;

@@ -28,6 +28,20 @@ std::vector<std::int64_t> saved_steps(const fs::path& run, const RoleFolders& ro
   return steps;
 }
 
+// Throws Error(kUsage) if the first role has checkpoints, and another one not even a folder. The
+// first role is the last that is saved, so the run that wrote them had not the other.
+void require_folders(const fs::path& run, const RoleFolders& roles) {
+  if (saved_iterations(role_folder(run, roles.front())).empty()) return;
+  for (const auto& role : roles)
+    if (!fs::exists(role_folder(run, role)))
+      throw Error(ErrorKind::kUsage,
+                  fmt::format("{}: has checkpoints of {}, and none of {}: the run that wrote them "
+                              "had no {}, this one has",
+                              run.string(), roles.front(), role, role),
+                  fmt::format("begin in another trainer.default_local_dir, with {} as the model",
+                              role_folder(run, roles.front()).string()));
+}
+
 // Begins behind a step of another run: that of RUN/actor/iter_0000100, of RUN/iter_0000100 where
 // there is one role, or the newest one of RUN.
 RunStart start_elsewhere(const fs::path& path, const RoleFolders& roles) {
@@ -39,6 +53,7 @@ RunStart start_elsewhere(const fs::path& path, const RoleFolders& roles) {
     run = run.parent_path();
     if (!roles.front().empty()) run = run.parent_path();
   }
+  require_folders(run, roles);
   const auto steps = saved_steps(run, roles);
   const auto whose = roles.front().empty() ? "" : fmt::format(" of {}", fmt::join(roles, " and "));
   require(!steps.empty(), ErrorKind::kNotFound, "{}: no checkpoint{} to go on from", path.string(),
@@ -55,6 +70,7 @@ RunStart run_start(const CheckpointSection& checkpoint,
                    const fs::path& folder,
                    const RoleFolders& roles) {
   if (checkpoint.resume_mode == ResumeMode::kAuto) {
+    require_folders(folder, roles);
     const auto steps = saved_steps(folder, roles);
     return {.step = steps.empty() ? 0 : steps.back()};
   }

@@ -16,11 +16,13 @@ struct RunStart {
   std::filesystem::path root{};  // another run's checkpoints of this step; empty: its own
 };
 
-// The folders of checkpoints below a run's: of a run of several roles one each, else "".
+// The folders of checkpoints below a run's: of a run of several roles one each, that of the role
+// that is saved last first; else "".
 using RoleFolders = std::vector<std::string>;
 
 // The start that `checkpoint` asks for in the run of `folder`. Throws Error(kNotFound) where what
-// it names is not there, Error(kUsage) if the run would write over what its folder has.
+// it names is not there, Error(kUsage) if the run would write over what its folder has, or if the
+// run that saved lacked a role.
 RunStart run_start(const CheckpointSection& checkpoint,
                    const std::filesystem::path& folder,
                    const RoleFolders& roles);

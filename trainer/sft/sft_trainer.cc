@@ -9,6 +9,7 @@
 
 #include "distckpt/base/error.h"
 #include "distckpt/base/integers.h"
+#include "distckpt/storage/file_io.h"
 #include "models/device/device.h"
 #include "models/distributed/messages.h"
 #include "models/spec/costs.h"
@@ -19,7 +20,6 @@
 #include "trainer/engine/run_options.h"
 #include "trainer/metrics/performance.h"
 #include "trainer/plan/run_setup.h"
-#include "trainer/run/planned_run.h"
 #include "trainer/run/run_start.h"
 #include "trainer/run/training_run.h"
 
@@ -71,7 +71,8 @@ SftTrainer::SftTrainer(const SftConfig& config, models::World& world, SftOutput 
     : world_(world),
       output_(std::move(output)),
       origin_(open_checkpoint(config.model)),
-      config_(planned(config, *origin_, world, output_.say)),
+      planned_(planned(config, *origin_, world, output_.say)),
+      config_(planned_.config),
       encoder_(tokenizer_folder(config.model, *origin_), config.data, origin_->map.config),
       stream_(open_records(config.data, config.trainer, /*training=*/true)),
       total_steps_(total_training_steps(config.trainer,
@@ -91,6 +92,9 @@ SftTrainer::SftTrainer(const SftConfig& config, models::World& world, SftOutput 
   resume();
   record_ = std::make_unique<RunRecord>(config.trainer, world.rank(), step_, total_steps_,
                                         to_toml(config_), output_.say);
+  if (world.rank() == 0)
+    distckpt::write_text(std::filesystem::path(config.trainer.default_local_dir) / kPlanFile,
+                         planned_.text);
 }
 
 SftTrainer::~SftTrainer() = default;
@@ -252,6 +256,8 @@ Metrics SftTrainer::train_step() {
   metrics["train/lr"] = rates.lr;
   metrics["train/global_tokens"] = static_cast<double>(batch.tokens());
   metrics["train/skipped"] = static_cast<double>(update.skipped);
+  if (engine_.optimizer().config().loss_scale)
+    metrics["train/loss_scale"] = engine_.optimizer().loss_scale();
   metrics["train/malformed_rows"] = static_cast<double>(stream_.malformed().count);
   return metrics;
 }

@@ -22,6 +22,7 @@
 #include "trainer/engine/megatron_engine.h"
 #include "trainer/metrics/metric_log.h"
 #include "trainer/plan/device_table.h"
+#include "trainer/run/planned_run.h"
 #include "trainer/run/profiler.h"
 #include "trainer/run/run_record.h"
 #include "trainer/run/training_run.h"
@@ -71,7 +72,8 @@ class SftTrainer {
   models::World& world_;
   SftOutput output_;
   std::shared_ptr<const converter::Checkpoint> origin_;
-  SftConfig config_;  // as planned
+  Planned<SftConfig> planned_;
+  const SftConfig& config_;  // as planned
   SftEncoder encoder_;
   RecordStream stream_;
   std::int64_t total_steps_;

@@ -98,7 +98,6 @@ class ActorRolloutRefWorker {
   // Null where this rank has no part in them.
   MegatronWorker* actor() const { return actor_.get(); }
   MegatronWorker* ref() const { return ref_.get(); }
-  const models::ParallelState* rollout_mesh() const { return rollout_mesh_.get(); }
 
  private:
   // Has sessions scored when they are over, if this rank asks.

@@ -100,6 +100,9 @@ UpdateOutput MegatronWorker::update(
   output.metrics[role + "/lr"] = engine_->scheduler().lr();
   engine_->scheduler().step(1);
   if (skipped > 0) output.metrics[role + "/skipped"] = skipped;
+  output.loss_scale = engine_->optimizer().loss_scale();
+  if (engine_->optimizer().config().loss_scale)
+    output.metrics[role + "/loss_scale"] = output.loss_scale;
   output.max_memory = peak_memory(engine_->mesh().all(), world_.device());
   return output;
 }

@@ -28,7 +28,10 @@ struct UpdateOutput {
   // or no token that counts.
   std::map<std::string, double> metrics{};
   std::string not_finite{};  // the parameter whose gradient was not, of the last such update
-  PeakMemory max_memory{};   // of any rank of the role
+  // The factor of the loss in the next update, which one that is not finite has lowered; 1 where
+  // the loss is not scaled.
+  double loss_scale = 1;
+  PeakMemory max_memory{};  // of any rank of the role
 };
 
 class MegatronWorker {

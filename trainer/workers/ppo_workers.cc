@@ -26,11 +26,9 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Sampling,
                                    learned_at,
                                    must_finish)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(PeakMemory, allocated, reserved)
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(UpdateOutput, metrics, not_finite, max_memory)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(UpdateOutput, metrics, not_finite, loss_scale, max_memory)
 
 namespace {
-
-constexpr const char* kMeshOf = "/mesh";
 
 // A rank profiles all that any of its roles asks for.
 ProfilerConfig profiled(const PpoConfig& config) {
@@ -123,15 +121,6 @@ void PpoWorkers::add(const std::string& name,
   });
 }
 
-void PpoWorkers::add_mesh(const std::string& role, const models::ParallelState* mesh) {
-  auto dispatch = one_to_all(world_);
-  dispatch.takes_part = mesh != nullptr;
-  group_.add(role + kMeshOf, dispatch, [mesh](const WorkerData&) {
-    return numbers_alone({mesh->all().ranks(), describe(mesh->shape())});
-  });
-  roles_.push_back(role);
-}
-
 void PpoWorkers::add_checkpoints(const std::string& role, MegatronWorker* worker) {
   auto dispatch = one_to_all(world_);
   dispatch.takes_part = worker != nullptr;
@@ -151,15 +140,6 @@ void PpoWorkers::add_checkpoints(const std::string& role, MegatronWorker* worker
 
 void PpoWorkers::add_roles() {
   auto& policy = *policy_;
-  const auto mesh_of = [](const MegatronWorker* worker) {
-    return worker == nullptr ? nullptr : &worker->engine().mesh();
-  };
-  add_mesh("actor", mesh_of(policy.actor()));
-  add_mesh("rollout", policy.rollout_mesh());
-  if (config_.use_reference_policy()) add_mesh("ref", mesh_of(policy.ref()));
-  if (config_.use_critic()) add_mesh("critic", mesh_of(critic_.get()));
-  if (config_.reward.enable) add_mesh("reward", mesh_of(reward_model_.get()));
-
   add("generate_sequences", {"gen"}, policy.rollout_dispatch(),
       [this, &policy](const WorkerData& call) {
         WorkerData answer;
@@ -459,15 +439,6 @@ Metrics PpoWorkers::message_metrics() {
     metrics["perf/messages_mb/" + method] = static_cast<double>(cost.bytes) / 1e6;
   }
   return metrics;
-}
-
-std::vector<RoleMesh> PpoWorkers::meshes() {
-  std::vector<RoleMesh> meshes;
-  for (const auto& role : roles_) {
-    const auto mesh = group_.call(role + kMeshOf).meta_info;
-    meshes.push_back({.name = role, .ranks = mesh.at(0), .shape = mesh.at(1)});
-  }
-  return meshes;
 }
 
 }  // namespace ferry::trainer

@@ -34,7 +34,6 @@
 #include "trainer/workers/critic_worker.h"
 #include "trainer/workers/reward_manager.h"
 #include "trainer/workers/reward_model_worker.h"
-#include "trainer/workers/role_mesh.h"
 #include "trainer/workers/worker_group.h"
 
 namespace ferry::trainer {
@@ -93,7 +92,6 @@ class PpoWorkers {
   bool finish_saves(bool wait);
   std::map<std::string, std::string> load_checkpoints(std::int64_t step,
                                                       const std::filesystem::path& run);
-  std::vector<RoleMesh> meshes();
   void stop() { group_.stop(); }
   // The times of this rank's tools and workers of rewards since this was called last.
   std::vector<Span> take_spans() { return std::exchange(spans_, {}); }
@@ -114,7 +112,6 @@ class PpoWorkers {
 
  private:
   void add_roles();
-  void add_mesh(const std::string& role, const models::ParallelState* mesh);
   void add_checkpoints(const std::string& role, MegatronWorker* worker);
   void enter_step(std::int64_t step);
 
@@ -140,7 +137,6 @@ class PpoWorkers {
   std::unique_ptr<Timeline> timeline_;
   StepProfiler profiler_;
   RankMemory memory_;
-  std::vector<std::string> roles_;
   std::int64_t step_ = 0;  // that this rank is in
   // On rank 0:
   std::int64_t called_step_ = 0;

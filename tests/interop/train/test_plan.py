@@ -143,9 +143,15 @@ def test_a_run_writes_down_what_its_plan_chose(world, tmp_path):
     """Chosen alike on both ranks, said once, and nothing is left to choose in the record of the run."""
     run = tmp_path / "run"
     more = {"data.max_token_len_per_gpu": None, "trainer.total_training_steps": 1}
-    for rank, (status, said) in enumerate(finish(start_ranks(2, settings(world, run, **more)))):
+    finished = finish(start_ranks(2, settings(world, run, **more)))
+    for rank, (status, said) in enumerate(finished):
         assert status == 0, said[-3000:]
-        assert said.count("chosen     data.max_token_len_per_gpu=96 engine.recompute_granularity=none\n") == (rank == 0), said
+        for chosen in ("data.max_token_len_per_gpu=96", "engine.recompute_granularity=none"):
+            assert said.count(f"chosen     {chosen}\n") == (rank == 0), said
+        assert ("actor      ranks 0-1  TP 1  PP 1  CP 1  EP 1  DP 2\n" in said) == (rank == 0), said
+    plan = (run / "plan.txt").read_text()
+    assert plan in finished[0][1] and "\nranks 0-1: actor; GiB\nphase " in plan
+    assert all(f"\n{phase} " in plan for phase in ("forward_backward", "optimizer")), plan
     record = tomllib.loads((run / "config.toml").read_text())
     assert record["data"]["max_token_len_per_gpu"] == 96 and record["engine"]["recompute_granularity"] == "none"
     assert record["engine"]["optimizer_offload"] is False

@@ -1,6 +1,9 @@
 """Settings of `ferry train ppo` and `grpo` beside verl's, through whole runs: on one data parallel rank, two and four."""
 import itertools
 import json
+import re
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -8,6 +11,7 @@ import torch
 import verl_core
 from ppo_run import ACTOR, ANSWERS, APART, PROMPTS, ROLLOUT, metrics, samples, settings, train, write_prompts, write_world
 from ranks import TORCH_PROGRAM, finish, start_training
+from support import PEERS, ROOT, run_ok
 
 pytestmark = pytest.mark.skipif(not TORCH_PROGRAM.exists(), reason="this build has no models: configure it with -Dtorch_root")
 
@@ -16,9 +20,79 @@ ONE = {"trainer.total_training_steps": 1}
 LONGEST_ANSWER = 8  # data.max_response_length
 
 
+# Keys that verl has elsewhere.
+MOVED = {"reward_model.enable": "reward.reward_model.enable", "reward_model.model.path": "reward.reward_model.model_path",
+         "reward_model.num_workers": "reward.num_workers", "checkpoint.save_freq": "trainer.save_freq",
+         "checkpoint.keep_last": "trainer.max_actor_ckpt_to_keep", "checkpoint.async_save": f"{ACTOR}.checkpoint.async_save",
+         "checkpoint.resume_mode": "trainer.resume_mode", "checkpoint.resume_from_path": "trainer.resume_from_path",
+         "trainer.nccl_timeout": "actor_rollout_ref.nccl_timeout", f"{ACTOR}.router_replay.mode": f"{ACTOR}.megatron.router_replay.mode",
+         **{f"{role}.megatron.recompute_granularity": f"{role}.megatron.override_transformer_config.recompute_granularity" for role in (ACTOR, "critic")}}
+# The default configuration, which verl generates of all of its pieces: each key with its value, and whether it is that of a key of the actor.
+FLATTEN = """import json, sys
+from omegaconf import OmegaConf
+config = OmegaConf.load(sys.argv[1])
+def flatten(node, prefix=""):
+    for key in node:
+        name = f"{prefix}{key}"
+        if OmegaConf.is_missing(node, key):
+            continue
+        if OmegaConf.is_dict(node[key]) and node[key]:
+            yield from flatten(node[key], name + ".")
+        else:
+            raw = OmegaConf.to_container(node, resolve=False)[key]
+            value = node[key] if not OmegaConf.is_config(node[key]) else OmegaConf.to_container(node[key], resolve=True)
+            yield name, [value, isinstance(raw, str) and raw.startswith("${oc.select:actor_rollout_ref.actor.")]
+print(json.dumps(dict(flatten(config))))
+"""
+
+
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
     return write_world(tmp_path_factory.mktemp("beside_verl"))
+
+
+@pytest.fixture(scope="module")
+def defaults():
+    """{key of ours: [verl's default, whether it is the actor's]} of those that verl has, too"""
+    config = PEERS / "verl091/verl/trainer/config/_generated_ppo_megatron_trainer.yaml"
+    theirs = json.loads(subprocess.run([sys.executable, "-c", FLATTEN, config], stdout=subprocess.PIPE, text=True, check=True).stdout)
+    both = {key: theirs[name] for key in printed() if (name := MOVED.get(key, key)) in theirs}
+    assert set(MOVED) < set(both) and len(both) > 150
+    return both
+
+
+def printed(**settings):
+    """{key: its text in a configuration that ferry prints} of every key, "not set" where it has no value"""
+    overrides = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
+    keys, section = {}, ""
+    for line in run_ok("train", "ppo", "--print-config", *overrides).stdout.splitlines():
+        if named := re.fullmatch(r"\[(.*)\]", line):
+            section = named[1]
+        elif key := re.match(r"(# )?(\w+) =(.*?) +# ", line):
+            keys[f"{section}.{key[2]}"] = "not set" if key[1] else key[3].strip()
+    return keys
+
+
+LEAST = {"actor_rollout_ref.model.path": "hf", "data.train_files": "train.jsonl", "data.val_files": "val.jsonl"}
+
+
+def test_defaults_that_differ_stand_in_the_documents(defaults):
+    """The table has both values; all others mean the same, and none of verl's is refused. Where verl has the value of the actor's key, a role inherits it."""
+    theirs = LEAST | {key: value for key, (value, is_actors) in defaults.items() if not is_actors}
+    packing = f"{ACTOR}.use_dynamic_bsz"  # false asks for a size of micro-batches, in verl, too
+    in_sequences = {packing: theirs.pop(packing), f"{ACTOR}.ppo_micro_batch_size_per_gpu": 4}
+    ours, with_theirs = printed(), printed(**theirs)
+    with_theirs[packing] = printed(**LEAST, **in_sequences)[packing]
+    differ = {key: (json.dumps(value), ours[key]) for key, (value, is_actors) in defaults.items()
+              if not is_actors and (with_theirs[key] != ours[key] or value is None and ours[key] == '"auto"')}
+    assert all(ours[key] == "not set" or ".megatron." in key for key, (_, is_actors) in defaults.items() if is_actors)
+    text = (ROOT / "docs/training/grpo.md").read_text().partition("### Defaults\n")[2].partition("\n## ")[0]
+    documented = {}
+    for keys, theirs, ours in re.findall(r"^\| (`.*?) \| (.*?) \| (.*?) \| .+ \|$", text, re.MULTILINE):
+        for key in re.findall(r"`(.*?)`", keys):
+            role = re.match(r"(actor|ref|rollout|model)\.", key)
+            documented[f"actor_rollout_ref.{key}" if role else key] = (theirs.replace("`", ""), ours.replace("`", ""))
+    assert documented == differ
 
 
 def test_the_critics_sum_of_tokens_has_verls_scale(world, work):

@@ -147,6 +147,23 @@ def test_a_resumed_run_goes_on_to_the_byte(background, world, tmp_path):
     run_ok("verify", run, tmp_path / "whole")
 
 
+def test_float16_finds_the_scale_of_its_loss_and_resumes(world, tmp_path):
+    """The scale falls until gradients are finite, in more steps than a run may else have without, and the loss with it. A run that was cut on the way down,
+    and one behind it, go on to the same bytes."""
+    long = {"engine.dtype": "float16", "trainer.total_training_steps": 32, "checkpoint.save_freq": 8}
+    whole = train(world, tmp_path / "whole", **long)
+    steps = [line["data"] for line in map(json.loads, (tmp_path / "whole/metrics.jsonl").read_text().splitlines())]
+    scales = [step["train/loss_scale"] for step in steps]
+    skipped = int(steps[-1]["train/skipped"])
+    assert scales[0] == 2 ** 32 and scales == sorted(scales, reverse=True) and 10 < skipped < 24
+    assert scales[-1] == 2 ** (33 - skipped) and whole[-1] < 0.7 * whole[0]
+    for behind in (8, 24):
+        run = tmp_path / str(behind)
+        train(world, run, **long | {"trainer.total_training_steps": behind})
+        assert train(world, run, **long) == whole
+        run_ok("verify", run, tmp_path / "whole")
+
+
 # Layers of a kind each: the family, its shape, the mesh that saves, the layout of Megatron's that its state is converted to, and the mesh that goes on:
 # processes and settings, and the same for trainer_tool (tp, pp, ep, etp, dp).
 LATENT = dict(n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=24, n_shared_experts=1, n_group=2, topk_group=1, first_k_dense_replace=1,

@@ -69,7 +69,7 @@ def wandb_runs(run):
 
 def test_wandb_has_the_metrics_and_goes_on_with_a_resumed_run(world, work):
     run = work / "run"
-    more = {"trainer.logger": ["file", "wandb"], "trainer.project_name": "counting", "checkpoint.save_freq": 3}
+    more = {"trainer.logger": ["console", "wandb"], "trainer.project_name": "counting", "checkpoint.save_freq": 3}
     train(world, run, **more, **{"trainer.total_training_steps": 3})
     train(world, run, **more, **{"trainer.total_training_steps": STEPS})
     (first, project, name, keys, before), (second, *_, after) = wandb_runs(run)

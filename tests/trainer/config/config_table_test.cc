@@ -80,8 +80,24 @@ TEST_F(Table, SetsFieldsOfEachType) {
   EXPECT_EQ(options.numbers, (std::vector<int>{4, 5}));
   set("b.numbers=6");
   EXPECT_EQ(options.numbers, std::vector<int>{6});
-  set("b.maybe=null");
-  EXPECT_FALSE(options.maybe.has_value());
+}
+
+TEST_F(Table, GivesDefaultsBackForNull) {
+  for (const char* text : {"a.flag=true", "a.count=7", "b.style=cosine", "b.styles=[]", "b.maybe=9",
+                           "b.numbers=[4, 5]", "b.name=x"})
+    set(text);
+  for (const char* text : {"a.flag=null", "a.count=null", "b.style=null", "b.styles=null",
+                           "b.maybe=null", "b.numbers=\"null\"", "b.name=null"})
+    set(text);
+  EXPECT_FALSE(options.flag);
+  EXPECT_EQ(options.count, 3);
+  EXPECT_EQ(options.style, Style::kLinear);
+  EXPECT_EQ(options.styles, std::vector{Style::kConstant});
+  EXPECT_EQ(options.maybe, std::nullopt);
+  EXPECT_EQ(options.numbers, std::vector<int>{1});
+  EXPECT_EQ(options.name, "n");
+  EXPECT_EQ(table.describe("a.count"), "a.count = 3 (the default)");
+  EXPECT_EQ(table.describe("b.maybe"), "b.maybe is not set (the command line)");
 }
 
 TEST_F(Table, RefusesValuesOfAnotherTypeOrOutOfRange) {
@@ -90,7 +106,6 @@ TEST_F(Table, RefusesValuesOfAnotherTypeOrOutOfRange) {
       {"a.count=1.5", "a.count: is 1.5, an integer is expected"},
       {"a.count=3000000000", "an integer is expected"},
       {"a.count=0", "a.count: is 0, but must be at least 1"},
-      {"a.count=null", "a.count: is not given"},
       {"a.rate=high", "a.rate: is \"high\", a number is expected"},
       {"a.rate=1", "must be from 0 to below 1"},
       {"a.rate=nan", "must be"},
@@ -129,6 +144,8 @@ TEST_F(Table, SuggestsTheNearestKeyAndChoice) {
 TEST_F(Table, PassesOverASectionWithoutKeys) {
   EXPECT_NO_THROW(table.set({.key = "a", .where = "run.toml:1"}));
   EXPECT_NO_THROW(table.set({.key = "d", .where = "run.toml:1"}));
+  EXPECT_TRUE(fails(ErrorKind::kUsage, {"run.toml:1: a.count: is a section without keys, an int"},
+                    [&] { table.set({.key = "a.count", .where = "run.toml:1"}); }));
   EXPECT_TRUE(fails(ErrorKind::kUsage, {"run.toml:1: c: there is no such key"},
                     [&] { table.set({.key = "c", .where = "run.toml:1"}); }));
 }

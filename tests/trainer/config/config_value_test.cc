@@ -53,7 +53,7 @@ TEST(Overrides, TakeTextWithoutQuotes) {
   EXPECT_EQ(value("a=\"3\""), ConfigValue{std::string("3")});
   EXPECT_EQ(value("a=3"), ConfigValue{std::int64_t{3}});
   EXPECT_EQ(value("a=true"), ConfigValue{true});
-  EXPECT_TRUE(std::holds_alternative<std::monostate>(parse_override("a=null").value));
+  EXPECT_TRUE(std::holds_alternative<ConfigNull>(parse_override("a=null").value));
 }
 
 TEST(Overrides, RefuseWhatIsNoPair) {
@@ -77,12 +77,13 @@ class TomlFile : public testing::Test {
 };
 
 TEST_F(TomlFile, NamesTheLineOfEachKey) {
-  const auto entries = read("# comment\n[b]\nx = 1\n\n[b.c]\ny = ['s']\n[empty]\n");
+  const auto entries = read("# comment\n[b]\nx = 'null'\n\n[b.c]\ny = ['s']\n[empty]\n");
   ASSERT_EQ(entries.size(), 3U);
   EXPECT_EQ(entries[0].key, "b.c.y");
   EXPECT_EQ(entries[0].where, line(6));
   EXPECT_EQ(entries[1].key, "b.x");
   EXPECT_EQ(entries[1].where, line(3));
+  EXPECT_TRUE(std::holds_alternative<ConfigNull>(entries[1].value));
   EXPECT_EQ(entries[2].key, "empty");
   EXPECT_TRUE(std::holds_alternative<std::monostate>(entries[2].value));
 }

@@ -178,6 +178,9 @@ TEST(PpoConfig, ReadsCriteriaOfRejectionAsVerlWritesThem) {
                                 kCorrection + "rollout_is_threshold=0.5_5.0"})
                               .algorithm.rollout_correction;
   EXPECT_EQ(correction.rollout_is_threshold, (ThresholdBounds{.lower = 0.5, .upper = 5}));
+  EXPECT_EQ(load({kCorrection + "rollout_is_threshold=2.5"})
+                .algorithm.rollout_correction.rollout_is_threshold,
+            ThresholdBounds{.upper = 2.5});
   const auto rules = correction.rejection_rules();
   ASSERT_EQ(rules.size(), 2U);  // a criterion that is named twice counts once
   EXPECT_EQ(rules[0].option, (RejectionOption{Of::kToken, 1}));
@@ -197,12 +200,13 @@ TEST(PpoConfig, RefusesCriteriaAndThresholdsOfRejectionThatMeanNothing) {
                     [&] { (void)load({kCorrection + "rollout_rs=seq_max_k2, token_k9"}); }));
   EXPECT_TRUE(fails(ErrorKind::kUsage, {"did you mean seq_max_k2?"},
                     [&] { (void)load({kCorrection + "rollout_rs=seq_max_k1"}); }));
-  for (const char* text : {"two", "5_0.5", "0", "-1", "1_2_3", "_2", "inf", "\"\""})
-    EXPECT_TRUE(fails(ErrorKind::kUsage, {"rollout_is_threshold: ", "text of a positive number"},
+  for (const char* text : {"two", "5_0.5", "0", "-1", "1_2_3", "0.5", "10.0", "_2", "inf", "\"\""})
+    EXPECT_TRUE(fails(ErrorKind::kUsage,
+                      {"rollout_is_threshold: ", "a number from 1 to below 10, or text"},
                       [&] { (void)load({kCorrection + "rollout_is_threshold=" + text}); }))
         << text;
   // TOML takes it for 0.52.
-  EXPECT_TRUE(fails(ErrorKind::kUsage, {"rollout_rs_threshold: is 0.52, a list, each text"},
+  EXPECT_TRUE(fails(ErrorKind::kUsage, {"rollout_rs_threshold: is 0.52, a list, each a number"},
                     [&] { (void)load({kCorrection + "rollout_rs_threshold=0.5_2"}); }));
 }
 
@@ -213,6 +217,7 @@ TEST(PpoConfig, PrintsTomlThatReadsBackToTheSame) {
         load({"actor_rollout_ref.actor.megatron.expert_tensor_parallel_size=1",
               "actor_rollout_ref.actor.megatron.param_offload=true",
               "actor_rollout_ref.ref.megatron.context_parallel_size=2",
+              "critic.megatron.expert_tensor_parallel_size=null",
               "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu=4096", "critic.ppo_epochs=2",
               "reward_model.format_pattern=^<a>\\d+\"</a>$", "actor_rollout_ref.rollout.n=3",
               "algorithm.kl_ctrl.kl_coef=0.1", kCorrection + "rollout_rs=token_k1,seq_sum_k2",

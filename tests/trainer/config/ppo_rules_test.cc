@@ -183,6 +183,15 @@ std::vector<Broken> broken_of_the_run() {
       {"replicas_of_the_host_have_no_devices",
        "trainer.device",
        {kRollout + ".replicas.num=1", kRollout + ".replicas.devices=[1]", "trainer.device=cpu"}},
+      {"profiled_steps_have_ranks",
+       "global_profiler.steps",
+       {"global_profiler.tool=torch", "global_profiler.steps=[1]"}},
+      {"samples_that_are_written_have_a_folder",
+       "trainer.rollout_data_dir",
+       {"trainer.log_samples=false", "trainer.rollout_data_dir=a"}},
+      {"devices_are_of_replicas",
+       kRollout + ".replicas.devices",
+       {kRollout + ".replicas.devices=[1]"}},
       {"retention_needs_checkpoints", "checkpoint.keep_last", {"checkpoint.keep_last=2"}},
       {"keep_every_adds_to_keep_last",
        "checkpoint.keep_every",
@@ -190,7 +199,6 @@ std::vector<Broken> broken_of_the_run() {
       {"save_freq_is_a_number_of_steps", "checkpoint.save_freq", {"checkpoint.save_freq=0"}},
       {"resume_path_has_a_path", "checkpoint.resume_mode", {"checkpoint.resume_mode=resume_path"}},
       {"validation_needs_records", "data.val_files", {"trainer.val_before_train=true"}},
-      {"trackers_read_the_file", "trainer.logger", {"trainer.logger=[\"console\", \"wandb\"]"}},
       {"discrete_profiles_do_not_continue",
        "global_profiler.discrete",
        {"global_profiler.discrete=true", "global_profiler.profile_continuous_steps=true"}},
@@ -213,8 +221,6 @@ std::vector<Broken> broken_of_roles() {
         {".virtual_pipeline_model_parallel_size=2"});
     add("one_way_to_share_layers_out", mesh, ".pipeline_model_parallel_layout",
         {".pipeline_model_parallel_layout=Et|tL", ".num_layers_in_last_pipeline_stage=3"});
-    add("sequence_parallel_needs_tensor_parallel", mesh, ".sequence_parallel",
-        {".sequence_parallel=true"});
   }
   for (const auto& role : {kActor, std::string("critic")}) {
     add("full_recompute_is_whole_layers", role, ".megatron.recompute_method",
@@ -236,8 +242,11 @@ std::vector<Broken> broken_of_roles() {
     add("weight_decay_changes_from_start_to_end", optim, ".start_weight_decay",
         {".start_weight_decay=0.1"});
     add("profiling_needs_a_tool", role, ".profiler.enable", {".profiler.enable=true"});
+    add("profiled_ranks_have_steps", role, ".profiler.ranks", {".profiler.ranks=[0]"});
     add("one_way_to_name_ranks", role, ".profiler.ranks",
-        {".profiler.all_ranks=true", ".profiler.ranks=[0]"});
+        {".profiler.enable=true", ".profiler.all_ranks=true", ".profiler.ranks=[0]"});
+    all.back().overrides.push_back("global_profiler.tool=torch");
+    all.back().overrides.push_back("global_profiler.steps=[1]");
     add("micro_batches_make_a_batch", role, ".ppo_micro_batch_size_per_gpu",
         {".use_dynamic_bsz=false", ".ppo_micro_batch_size_per_gpu=3"});
   }
@@ -294,6 +303,7 @@ TEST(PpoRules, TakeWhatIsNoContradiction) {
                         kActor + ".ranks=[0]", "critic.ranks=[0]", kRollout + ".ranks=[1]"}));
   EXPECT_NO_THROW(load({kActor + ".use_kl_loss=true", "algorithm.use_kl_in_reward=true",
                         "algorithm.kl_ctrl.type=adaptive"}));
+  EXPECT_NO_THROW(load({"trainer.critic_warmup=1", "algorithm.adv_estimator=remax"}));
   EXPECT_NO_THROW(load({"reward_model.enable=true", "reward_model.model.path=rm",
                         "reward_model.command=python3 score.py"}));
 }

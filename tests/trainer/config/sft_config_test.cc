@@ -56,6 +56,7 @@ lr_decay_style = "cosine"
   EXPECT_EQ(config.engine.parallel.tensor_model_parallel_size, 2);
   EXPECT_EQ(config.engine.parallel.expert_tensor_parallel_size, std::nullopt);
   EXPECT_TRUE(config.engine.uses_sequence_parallel());
+  EXPECT_FALSE(load_sft({"engine.sequence_parallel=true"}).engine.uses_sequence_parallel());
   EXPECT_EQ(config.data.train_files.size(), 2U);
   EXPECT_EQ(config.optim.lr, 2e-3);
   EXPECT_EQ(config.optim.lr_decay_style, LrDecayStyle::kCosine);
@@ -67,7 +68,8 @@ TEST(SftConfig, PrintsTomlThatReadsBackToTheSame) {
       {"model.tokenizer_path=a \"b\"\\#", "data.val_files=[]", "engine.recompute_granularity=full",
        "engine.recompute_method=block", "engine.recompute_num_layers=2", "optim.lr=0.1",
        "optim.adam_eps=1e-15", "optim.lr_warmup_steps=0", "global_profiler.tool=nsys",
-       "global_profiler.steps=[1, 2, 5]", "profiler.ranks=0", "trainer.logger=tensorboard"});
+       "global_profiler.steps=[1, 2, 5]", "profiler.enable=true", "profiler.ranks=0",
+       "trainer.logger=tensorboard"});
   distckpt::write_text(dir / "printed.toml", to_toml(config));
   EXPECT_EQ(load_sft_config(dir / "printed.toml", {}), config);
   EXPECT_NE(to_toml(config).find("\nlr = 0.1 "), std::string::npos) << to_toml(config);
@@ -86,11 +88,11 @@ TEST(SftConfig, SuggestsTheKeyThatAPeersNameIsNear) {
 
 TEST(SftConfig, NamesTheLinesOfAContradiction) {
   const support::TempDir dir;
-  distckpt::write_text(dir / "run.toml", "[engine]\nsequence_parallel = true\n");
+  distckpt::write_text(dir / "run.toml", "[engine]\nvirtual_pipeline_model_parallel_size = 2\n");
   EXPECT_TRUE(
       fails(ErrorKind::kUsage,
-            {"[sequence_parallel_needs_tensor_parallel]", "engine.sequence_parallel = true (",
-             "run.toml:2)", "engine.tensor_model_parallel_size = 1 (the default)"},
+            {"[virtual_stages_need_stages]", "engine.virtual_pipeline_model_parallel_size = 2 (",
+             "run.toml:2)", "engine.pipeline_model_parallel_size = 1 (the default)"},
             [&] { load_sft_config(dir / "run.toml", kLeastSft); }));
 }
 
@@ -101,7 +103,6 @@ const std::vector<std::pair<std::string_view, Overrides>> kBroken{
     {"virtual_stages_need_stages", {"engine.virtual_pipeline_model_parallel_size=2"}},
     {"one_way_to_share_layers_out",
      {"engine.pipeline_model_parallel_layout=Et|tL", "engine.num_layers_in_last_pipeline_stage=3"}},
-    {"sequence_parallel_needs_tensor_parallel", {"engine.sequence_parallel=true"}},
     {"full_recompute_is_whole_layers", {"engine.recompute_granularity=full"}},
     {"full_recompute_is_whole_layers", {"engine.recompute_method=block"}},
     {"selective_recompute_has_modules", {"engine.recompute_modules=mlp"}},
@@ -132,9 +133,15 @@ const std::vector<std::pair<std::string_view, Overrides>> kBroken{
     {"resume_path_has_a_path", {"checkpoint.resume_mode=resume_path"}},
     {"resume_path_has_a_path", {"checkpoint.resume_from_path=a"}},
     {"validation_needs_records", {"trainer.test_freq=5"}},
+    {"retention_needs_checkpoints", {"checkpoint.save_hf=true"}},
     {"profiling_needs_a_tool", {"profiler.enable=true"}},
-    {"one_way_to_name_ranks", {"profiler.all_ranks=true", "profiler.ranks=[0]"}},
-    {"trackers_read_the_file", {"trainer.logger=[\"console\", \"wandb\"]"}},
+    {"profiled_ranks_have_steps",
+     {"global_profiler.tool=torch", "profiler.enable=true", "profiler.ranks=[0]"}},
+    {"profiled_ranks_have_steps", {"profiler.all_ranks=true"}},
+    {"profiled_steps_have_ranks", {"global_profiler.tool=torch", "global_profiler.steps=[1]"}},
+    {"one_way_to_name_ranks",
+     {"global_profiler.tool=torch", "global_profiler.steps=[1]", "profiler.enable=true",
+      "profiler.all_ranks=true", "profiler.ranks=[0]"}},
     {"discrete_profiles_do_not_continue",
      {"global_profiler.discrete=true", "global_profiler.profile_continuous_steps=true"}},
 };

@@ -49,8 +49,24 @@ TEST_F(RunStartTest, IsTheNewestStepThatAllRolesHave) {
   EXPECT_EQ(run_start({}, folder, kTwo).step, 10);
 }
 
+// It died in its first save, of which one role was complete.
 TEST_F(RunStartTest, IsTheModelWhereARoleHasNothing) {
-  EXPECT_EQ(run_start({}, own({"actor/iter_0000010"}), kTwo).step, 0);
+  EXPECT_EQ(run_start({}, own({"critic/iter_0000010"}), kTwo).step, 0);
+  EXPECT_EQ(run_start({}, run("other", {"actor/iter_0000010", "critic"}), kTwo).step, 0);
+}
+
+TEST_F(RunStartTest, RefusesWhatARunWithoutTheRoleHasSaved) {
+  const auto folder = own({"actor/iter_0000010"});
+  for (const auto& checkpoint : {CheckpointSection{}, from(folder)})
+    EXPECT_TRUE(fails(ErrorKind::kUsage,
+                      {folder.string() + ": has checkpoints of actor, and none of critic",
+                       "another trainer.default_local_dir, with " + (folder / "actor").string()},
+                      [&] { run_start(checkpoint, folder, kTwo); }));
+}
+
+TEST_F(RunStartTest, NeedsOnlyTheRolesThatTheRunHas) {
+  const auto other = run("other", {"actor/iter_0000010", "critic/iter_0000010"});
+  EXPECT_EQ(run_start(from(other), own(), {"actor"}).step, 10);
 }
 
 TEST_F(RunStartTest, WithoutResumingRefusesAFolderThatHasCheckpoints) {
@@ -89,7 +105,7 @@ TEST_F(RunStartTest, IsTheStepThatIsNamedByTheFolderOfARole) {
 }
 
 TEST_F(RunStartTest, RefusesAnotherRunWithoutCheckpoints) {
-  const auto other = run("other", {"actor/iter_0000010"});
+  const auto other = run("other", {"actor/iter_0000010", "critic/iter_0000020"});
   EXPECT_TRUE(fails(ErrorKind::kNotFound, {"no checkpoint of actor and critic to go on from"},
                     [&] { run_start(from(other), own(), kTwo); }));
 }
