@@ -42,7 +42,8 @@ std::string ending(const std::string& name, std::size_t names_kept) {
   return at == name.npos ? name : name.substr(at + 1);
 }
 
-// What is adapted, by its last names where the base has nothing else that ends so, else whole.
+// The adapted modules, each by its last names where the base has nothing else that ends so, else
+// whole.
 std::vector<std::string> targets(const std::set<std::string>& adapted,
                                  const std::set<std::string>& all,
                                  std::size_t names_kept) {
@@ -61,7 +62,7 @@ std::vector<std::string> targets(const std::set<std::string>& adapted,
   return listed;
 }
 
-// What PEFT adapts, by name: modules, and parameters of others (target_parameters).
+// The names that PEFT adapts: modules, and parameters of others (target_parameters).
 struct PeftModules {
   std::set<std::string> linear{};
   std::set<std::string> parameters{};

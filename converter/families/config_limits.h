@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string_view>
 
+#include "distckpt/base/error.h"
 #include "models/spec/transformer_config.h"
 
 namespace ferry::converter {
@@ -16,6 +17,11 @@ inline constexpr std::int64_t kMaxExperts = 1 << 16;
 inline constexpr std::int64_t kMaxExpertsOfAllLayers = 1 << 17;  // Kimi K2 has 23,424
 
 // Throws Error(kCorrupt) `SOURCE: 65536 layers of 65536 experts ...`.
-void require_moderate(const models::TransformerConfig& config, std::string_view source);
+inline void require_moderate(const models::TransformerConfig& config, std::string_view source) {
+  const auto layers = config.num_layers + config.mtp_num_layers;
+  require(config.num_moe_experts * layers <= kMaxExpertsOfAllLayers, ErrorKind::kCorrupt,
+          "{}: {} layers of {} experts are more than the {} experts that are handled", source,
+          layers, config.num_moe_experts, kMaxExpertsOfAllLayers);
+}
 
 }  // namespace ferry::converter

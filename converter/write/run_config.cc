@@ -32,7 +32,7 @@ struct Field {
   bool if_set = false;  // left out where the argument is none
 };
 
-// Those that are no member of TransformerConfig (megatron_fields.h).
+// Fields that are no member of TransformerConfig (megatron_fields.h).
 constexpr auto kFields = std::to_array<Field>({
     {"bf16"},
     {"fp16"},

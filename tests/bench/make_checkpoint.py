@@ -142,7 +142,7 @@ def gated_mlps(prefixes, hidden, ffn):
 
 
 def deepseek_tensors(shape):
-    """As they lie on the hub: DeepSeek-V3's in FP8 blocks with their scales, and a prediction layer: 91,991 tensors."""
+    """Tensors as they lie on the hub: DeepSeek-V3's in FP8 blocks with their scales, and a prediction layer: 91,991 tensors."""
     family, hidden, layers, heads, _, _, ffn, vocab, _ = shape
     d = DEEPSEEK[family]
 

@@ -98,10 +98,11 @@ TEST_P(BitwiseRollout, LogprobsAreTheTrainers) {
     const auto groups = std::ssize(kv_cache_groups(config).windows);
     // Data parallel ranks have requests of their own.
     const auto seed = static_cast<std::uint64_t>(mesh.coordinates().dp);
-    const auto few_blocks = expect_equal({.max_num_seqs = 8,
-                                          .max_num_batched_tokens = 40,
-                                          .num_blocks = groups * (param.hybrid ? 6 : 8)},
-                                         {.tokens = param.ranks == 1 ? 400 : 200, .seed = 1 + seed});
+    const auto few_blocks =
+        expect_equal({.max_num_seqs = 8,
+                      .max_num_batched_tokens = 40,
+                      .num_blocks = groups * (param.hybrid ? 6 : 8)},
+                     {.tokens = param.ranks == 1 ? 400 : 200, .seed = 1 + seed});
     EXPECT_GT(few_blocks.num_preemptions, 0);
     EXPECT_GT(few_blocks.cached_tokens, 0);
     expect_equal({.max_num_seqs = 32,

@@ -141,7 +141,7 @@ at::Tensor attention_cuda(const at::Tensor& query,
       options.alignment == Alignment::kFast && !options.window && !options.sinks.defined()
           ? common_length(segments)
           : std::nullopt;
-  // Of all segments, without the gaps.
+  // The rows of all segments, without the gaps.
   const auto rows = length ? cudnn_batch(query, key, value, segments, *length, options)
                            : flash(query, key, value, segments, options);
   return at_their_places(rows, segments, query.size(0));

@@ -101,24 +101,13 @@ __global__ __launch_bounds__(kLatentThreads) void paged_latents_kernel(PagedArgu
         multiply_add(odd_scores[tile], query[step + 1], b[2], b[3]);
       }
     }
-    float of_block[2] = {-INFINITY, -INFINITY};
 #pragma unroll
     for (int tile = 0; tile < kScoreTiles; ++tile) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int position =
-            block * kLatentKeys + part * kKeysOfWarp + tile * kColumns + quad_lane * 2 + i % 2;
-        scores[tile][i] = position < of.length ? scores[tile][i] + odd_scores[tile][i] : -INFINITY;
-        of_block[i / 2] = fmaxf(of_block[i / 2], scores[tile][i]);
-      }
+      for (int i = 0; i < 4; ++i) scores[tile][i] += odd_scores[tile][i];
     }
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      for (int distance = kQuad / 2; distance > 0; distance /= 2)
-        of_block[half] =
-            fmaxf(of_block[half], __shfl_xor_sync(0xffffffffu, of_block[half], distance));
-      if (quad_lane == 0) shared.maximum[part][scored + quad_row + half * 8] = of_block[half];
-    }
+    keep_maxima(scores, block * kLatentKeys + part * kKeysOfWarp, 0, of.length,
+                shared.maximum[part] + scored);
     __syncthreads();
 
     // The factors by which the maxima's growth scales earlier results, and the weights.

@@ -128,24 +128,8 @@ __device__ void attend_ordered(const PagedArguments& a,
         }
       }
       const int block = last_block - (round * kRound + rank * kOwnBlocks + own);
-      float of_block[2] = {-INFINITY, -INFINITY};
-#pragma unroll
-      for (int tile = 0; tile < kScoreTiles; ++tile) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int position =
-              block * kKeys + warp * kKeysOfWarp + tile * kColumns + quad_lane * 2 + i % 2;
-          if (position >= of.length || position < first_key) scores[own][tile][i] = -INFINITY;
-          of_block[i / 2] = fmaxf(of_block[i / 2], scores[own][tile][i]);
-        }
-      }
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        for (int distance = kQuad / 2; distance > 0; distance /= 2)
-          of_block[half] =
-              fmaxf(of_block[half], __shfl_xor_sync(0xffffffffu, of_block[half], distance));
-        if (quad_lane == 0) shared.maximum_of_warp[own][warp][quad_row + half * 8] = of_block[half];
-      }
+      keep_maxima(scores[own], block * kKeys + warp * kKeysOfWarp, first_key, of.length,
+                  shared.maximum_of_warp[own][warp]);
     }
     __syncthreads();  // all have read the keys
     if (round + 1 < rounds)

@@ -203,6 +203,30 @@ __device__ void load_block(const PagedArguments& a,
   }
 }
 
+// Hides the scores of keys before `first_key` and from `end` on from the rows; those of this warp
+// begin with the key of `position`. Writes the largest score of each of its 16 rows.
+template <int kTiles>
+__device__ void keep_maxima(
+    float (&scores)[kTiles][4], int position, int first_key, int end, float* largest) {
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  float of_row[2] = {-INFINITY, -INFINITY};
+#pragma unroll
+  for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int at = position + tile * kColumns + lane % kQuad * 2 + i % 2;
+      if (at >= end || at < first_key) scores[tile][i] = -INFINITY;
+      of_row[i / 2] = fmaxf(of_row[i / 2], scores[tile][i]);
+    }
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    for (int distance = kQuad / 2; distance > 0; distance /= 2)
+      of_row[half] = fmaxf(of_row[half], __shfl_xor_sync(0xffffffffu, of_row[half], distance));
+    if (lane % kQuad == 0) largest[lane / kQuad + half * 8] = of_row[half];
+  }
+}
+
 // Makes of the first and last block of keys those of this thread block's share, which may have
 // none. Returns the shares that have some.
 __device__ inline int take_share(int& first_block, int& last_block) {
@@ -284,24 +308,8 @@ __device__ void attend(const PagedArguments& a,
         multiply_add(scores[pair + 1], query[step], b[2], b[3]);
       }
     }
-    float of_block[2] = {-INFINITY, -INFINITY};
-#pragma unroll
-    for (int tile = 0; tile < kScoreTiles; ++tile) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int position =
-            block * kKeys + warp * kKeysOfWarp + tile * kColumns + quad_lane * 2 + i % 2;
-        if (position >= length || position < first_key) scores[tile][i] = -INFINITY;
-        of_block[i / 2] = fmaxf(of_block[i / 2], scores[tile][i]);
-      }
-    }
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      for (int distance = kQuad / 2; distance > 0; distance /= 2)
-        of_block[half] =
-            fmaxf(of_block[half], __shfl_xor_sync(0xffffffffu, of_block[half], distance));
-      if (quad_lane == 0) shared.maximum[warp][quad_row + half * 8] = of_block[half];
-    }
+    keep_maxima(scores, block * kKeys + warp * kKeysOfWarp, first_key, length,
+                shared.maximum[warp]);
     __syncthreads();
     const auto maximum_of = [&](int row, float before) {
       float now = before;

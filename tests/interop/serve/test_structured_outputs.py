@@ -9,7 +9,7 @@ import openai
 import pydantic
 import pytest
 
-from served import NAME
+from served import NAME, serve
 
 CHAT = [{"role": "user", "content": "Go on."}]
 
@@ -178,13 +178,13 @@ JSON = {"response_format": {"type": "json_object"}}
 CHOICE = {"structured_outputs": {"choice": ["yes", "no"]}}
 
 
-@pytest.mark.parametrize("field, value", [
-    ("bad_words", ["{"]), ("allowed_token_ids", [1, 2]), ("min_tokens", 3), ("stop", ["a", ":"]), ("stop_token_ids", [1]), ("include_stop_str_in_output", True)])
-def test_what_would_cut_an_answer_or_leave_it_no_token_is_refused_beside_a_format(talker, field, value):
+def test_what_would_cut_an_answer_or_leave_it_no_token_is_refused_beside_a_format(talker):
+    fields = {"bad_words": ["{"], "allowed_token_ids": [1, 2], "min_tokens": 3, "stop": ["a", ":"], "stop_token_ids": [1], "include_stop_str_in_output": True}
     with serve(talker, "--tool-call-parser", "hermes") as server:
         for form in JSON, CHOICE, CALL:
-            error = server.post("/v1/chat/completions", 400, model=NAME, messages=CHAT, **form, **{field: value})["error"]
-            assert error["param"] == field and "is not supported beside" in error["message"], error
+            for field, value in fields.items():
+                error = server.post("/v1/chat/completions", 400, model=NAME, messages=CHAT, **form, **{field: value})["error"]
+                assert error["param"] == field and "is not supported beside" in error["message"], error
 
 
 def test_biases_and_stop_tokens_that_no_format_needs_leave_answers_valid(server):

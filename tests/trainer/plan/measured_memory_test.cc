@@ -151,7 +151,8 @@ TEST_P(ActivationsOfTwoRanks, AreWhatAutogradKeeps) {
     const auto meter = std::make_shared<support::MemoryMeter>();
     const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, meter);
     const auto hidden = chunks[0]->forward(batch);
-    const EngineConfig engine{.sequence_parallel = options.sequence_parallel,
+    const EngineConfig engine{.parallel = mesh.shape().parallel(),
+                              .sequence_parallel = options.sequence_parallel,
                               .alignment = options.alignment,
                               .dtype = options.dtype};
     const ModelOnRank on_rank(config, engine, mesh.shape(), mesh.coordinates(), {}, true);
