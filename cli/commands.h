@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "converter/adapter/open_adapter.h"
 #include "converter/convert.h"
 #include "converter/progress.h"
 #include "converter/stored/part.h"
@@ -45,6 +46,8 @@ void add_hf_config(CLI::App& command, std::filesystem::path& folder);
 // The layout of a Megatron target, and those of its options that were given.
 void add_layout(CLI::App& command, models::ParallelConfig& parallel);
 std::vector<std::string> given_layout(const CLI::App& command);
+// Throws Error(kUsage) naming those that were given for an adapter of another form than Megatron's.
+void require_layout_of_adapter(const CLI::App& command, converter::AdapterForm form);
 
 // Options that change nothing where something else was asked for.
 struct Ineffective {

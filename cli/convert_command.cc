@@ -38,11 +38,9 @@ void run_convert_adapter(const CLI::App& command, ConvertFlags& flags) {
                     "--max-shard-size", "--iteration", "--megatron-layout", "--mtp",
                     "--no-save-optim", "--keep-quantized", "--quantize", "--follow-symlinks",
                     "--no-ranks"},
-        .why = "of an adapter all is converted as it is, into a folder that is not there (--base)"},
-       {.here = flags.to != "megatron",
-        .options = given_layout(command),
-        .why = fmt::format("the target is an adapter of {}, whose tensors are whole",
-                           converter::form_name(*form))}});
+        .why =
+            "of an adapter all is converted as it is, into a folder that is not there (--base)"}});
+  require_layout_of_adapter(command, *form);
   adapter.from = options.from;
   adapter.to = options.to;
   adapter.hf_config = options.hf_config;

@@ -10,6 +10,7 @@
 
 #include "cli/commands.h"
 #include "cli/output_file.h"
+#include "converter/option_check.h"
 #include "distckpt/base/error.h"
 
 namespace ferry::cli {
@@ -96,6 +97,12 @@ std::vector<std::string> given_layout(const CLI::App& command) {
                          "--account-for-embedding-in-pipeline-split",
                          "--account-for-loss-in-pipeline-split", "--pipeline-model-parallel-layout",
                          "--ep", "--etp", "--make-vocab-size-divisible-by"});
+}
+
+void require_layout_of_adapter(const CLI::App& command, converter::AdapterForm form) {
+  if (form == converter::AdapterForm::kMegatron) return;
+  converter::require_no_layout({}, fmt::format("an adapter of {}", converter::form_name(form)),
+                               given_layout(command));
 }
 
 void require_effective(const CLI::App& command, const std::vector<Ineffective>& table) {

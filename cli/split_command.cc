@@ -48,12 +48,9 @@ void run_split(const CLI::App& command, const SplitFlags& flags) {
   options.form = converter::adapter_form(flags.form).value();  // CLI11 has checked it
   require_effective(
       command,
-      {{.here = flags.form != "megatron",
-        .options = given_layout(command),
-        .why = fmt::format("the target is an adapter of {}, whose tensors are whole",
-                           converter::form_name(options.form))},
-       {.here = flags.json, .options = {"--tensors"}, .why = "--json lists the error of each"},
+      {{.here = flags.json, .options = {"--tensors"}, .why = "--json lists the error of each"},
        {.here = flags.quiet, .options = {"--tensors"}, .why = "--quiet prints no report"}});
+  require_layout_of_adapter(command, options.form);
   print_split(flags, converter::split_adapter(options, make_progress(flags.quiet)));
 }
 

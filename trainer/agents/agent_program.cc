@@ -20,6 +20,8 @@ namespace {
 
 // A program that writes without end is read for so long, then its deadlines are looked at.
 constexpr std::chrono::milliseconds kMostReading{250};
+// A program that hangs again and again would keep all questions behind for as many times.
+constexpr int kMostRestarts = 2;  // with no answer in between
 
 }  // namespace
 
@@ -55,14 +57,14 @@ bool AgentProgram::close(std::int64_t id) {
   if (open_.erase(id) == 0) return false;
   last_answered_ = std::max(last_answered_, id);
   heard_ = Clock::now();
-  was_silent_ = false;
+  num_silent_ = 0;
   return true;
 }
 
 bool AgentProgram::is_late(std::int64_t id) {
   if (late_.erase(id) == 0) return false;
   heard_ = Clock::now();
-  was_silent_ = false;
+  num_silent_ = 0;
   return true;
 }
 
@@ -92,7 +94,6 @@ void AgentProgram::stop() {
   late_.clear();
   last_answered_ = std::numeric_limits<std::int64_t>::min();
   heard_ = {};
-  was_silent_ = false;
 }
 
 std::vector<AgentAnswer> AgentProgram::give_up(const std::string& why) {
@@ -100,6 +101,7 @@ std::vector<AgentAnswer> AgentProgram::give_up(const std::string& why) {
   for (const auto& [id, open] : open_) answers.push_back({id, {{"error", why}}});
   open_.clear();
   stop();
+  num_silent_ = 0;
   return answers;
 }
 
@@ -123,7 +125,8 @@ void AgentProgram::end_late(Clock::time_point now, std::vector<AgentAnswer>& ans
     one = is_over(one->second.asked) ? time_out(one, answers) : std::next(one);
   const auto hanging = open_.upper_bound(last_answered_);
   if (hanging == open_.end() || !is_over(std::max(hanging->second.asked, heard_))) return;
-  require(!std::exchange(was_silent_, true), ErrorKind::kIo, "{}", too_late());
+  const int most = options_.keeps_sessions ? 1 : kMostRestarts;
+  require(std::exchange(num_silent_, num_silent_ + 1) < most, ErrorKind::kIo, "{}", too_late());
   time_out(hanging, answers);
   heard_ = now;
   if (options_.keeps_sessions) return;

@@ -62,8 +62,9 @@ class AgentProgram {
   //
   // A program that has answered none of the questions behind one may do one after the other: the
   // time of that one begins when the one before it is answered. If it is over, the program hangs.
-  // It is started anew, and asked all others again. If it keeps sessions, it runs on, but when a
-  // second time is over with no answer in between, all that are open get an error.
+  // It is started anew, and asked all others again; if it keeps sessions, it runs on. When that
+  // happens once more (to one that keeps sessions), or twice more, with no answer in between, all
+  // that are open get an error.
   virtual std::vector<AgentAnswer> answers(std::chrono::milliseconds wait);
 
  protected:
@@ -108,7 +109,7 @@ class AgentProgram {
   std::set<std::int64_t> late_;  // questions whose time was over, and that it may still answer
   std::int64_t last_answered_ = std::numeric_limits<std::int64_t>::min();  // of those answered
   Clock::time_point heard_{};  // when it answered last, or a time was over
-  bool was_silent_ = false;    // a time has been over, and it has answered nothing since
+  int num_silent_ = 0;  // times that were over with no answer since, also of processes before
 };
 
 }  // namespace ferry::trainer

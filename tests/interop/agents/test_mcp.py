@@ -117,7 +117,7 @@ def test_errors_and_timeouts_are_told_to_the_model(work):
     served = with_tools(hard) | tools(work, args=[str(hard / "server.py")], timeout=10)
     train(hard, hard / "run", **served | {"trainer.total_training_steps": 1, f"{ROLLOUT}.multi_turn.max_assistant_turns": 2})
     said = [answer for some in answers_of_step(hard / "run") for answer in some]
-    assert {"error": "Error executing tool calculator"} in said and {"error": "no answer within 10 s"} in said
+    assert {"error": "Error executing tool calculator"} in said and {"error": "no answer within 10 s", "timed_out": True} in said
 
 
 def answers_of_step(run):

@@ -89,6 +89,16 @@ TEST(AgentProgram, AsksWhatWaitsBehindTheOneThatHangsAgain) {
   EXPECT_NE(found[4], found[1]);
 }
 
+TEST(AgentProgram, GivesUpWhenItHangsAgainAndAgain) {
+  AgentProgram program({.command = "sleep 600", .timeout = milliseconds(200)});
+  for (std::int64_t id = 1; id <= 6; ++id) program.ask(id, json::object());
+  const auto begin = std::chrono::steady_clock::now();
+  auto found = answers_of(program, 6);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
+  for (std::int64_t id = 1; id <= 6; ++id)
+    EXPECT_EQ(found[id], id <= 2 ? timed_out("0.2") : json({{"error", "no answer within 0.2 s"}}));
+}
+
 TEST(AgentProgram, DoesNotCountTheTimeBehindOthersIfItAnswersOneByOne) {
   AgentProgram program(
       {.command = answers(R"(sleep 0.2; echo "{\"id\": $id}")"), .timeout = milliseconds(600)});
