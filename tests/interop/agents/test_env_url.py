@@ -146,7 +146,7 @@ def test_each_fault_ends_the_run_by_its_name(server, world, work):
         nobody.bind(("127.0.0.1", 0))
         dead = f"http://127.0.0.1:{nobody.getsockname()[1]}"
         urls = {f"{server.url}/{kind}": said for kind, (_, said) in FAULTS.items()} | {dead: "Failed to connect"}
-        runs = {url: start_training(1, "grpo", settings(world, work / str(i), **asking(url), **{f"{ROLLOUT}.agent.env_timeout": 2}))
+        runs = {url: start_training(1, "grpo", settings(world, work / str(i), **asking(url), **{f"{ROLLOUT}.agent.env_timeout": 5}))
                 for i, url in enumerate(urls)}
         for url, said in urls.items():
             (status, told), = finish(runs[url], timeout=120)
