@@ -16,7 +16,6 @@ using torch::autograd::variable_list;
 
 void save(AutogradContext& context, const AttentionCall& call) {
   context.saved_data["scale"] = call.scale;
-  context.saved_data["causal"] = call.causal;
   context.saved_data["window"] = call.window.value_or(0);
   context.saved_data["deterministic"] = call.deterministic;
 }
@@ -24,7 +23,6 @@ void save(AutogradContext& context, const AttentionCall& call) {
 AttentionCall saved_call(AutogradContext& context) {
   const auto window = context.saved_data["window"].toInt();
   return {.scale = context.saved_data["scale"].toDouble(),
-          .causal = context.saved_data["causal"].toBool(),
           .window = window == 0 ? std::nullopt : std::optional(window),
           .deterministic = context.saved_data["deterministic"].toBool()};
 }
@@ -50,7 +48,7 @@ class Flash : public torch::autograd::Function<Flash> {
     const auto sides = sides_of(call);
     const auto [out, log_sum, rng, unused, mask] = at::_flash_attention_forward_symint(
         query, key, value, queries.begin, keys.begin, queries.longest, keys.longest,
-        /*dropout_p=*/0.0, call.causal, /*return_debug_mask=*/false, call.scale, sides.left,
+        /*dropout_p=*/0.0, /*is_causal=*/true, /*return_debug_mask=*/false, call.scale, sides.left,
         sides.right);
     context->save_for_backward(
         {query, key, value, out, log_sum, queries.begin, keys.begin, rng, unused});
@@ -68,7 +66,8 @@ class Flash : public torch::autograd::Function<Flash> {
     const auto [of_query, of_key, of_value] = at::_flash_attention_backward_symint(
         grads[0].contiguous(), saved[0], saved[1], saved[2], saved[3], saved[4], saved[5], saved[6],
         context->saved_data["longest_query"].toInt(), context->saved_data["longest_key"].toInt(),
-        /*dropout_p=*/0.0, call.causal, saved[7], saved[8], call.scale, sides.left, sides.right);
+        /*dropout_p=*/0.0, /*is_causal=*/true, saved[7], saved[8], call.scale, sides.left,
+        sides.right);
     return {of_query, of_key, of_value, at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
@@ -88,7 +87,7 @@ WithLogSum flash_beside_sinks(const at::Tensor& query,
   const auto sides = sides_of(call);
   auto [rows, log_sum, rng, unused, mask] = at::_flash_attention_forward_symint(
       query, key, value, queries.begin, keys.begin, queries.longest, keys.longest,
-      /*dropout_p=*/0.0, call.causal, /*return_debug_mask=*/false, call.scale, sides.left,
+      /*dropout_p=*/0.0, /*is_causal=*/true, /*return_debug_mask=*/false, call.scale, sides.left,
       sides.right);
   require(log_sum.dim() == 2, ErrorKind::kBug, "flash's sums of packed rows have {} dimensions",
           log_sum.dim());
@@ -135,7 +134,7 @@ class SinkAttention : public torch::autograd::Function<SinkAttention> {
     const auto [of_query, of_key, of_value] = at::_flash_attention_backward_symint(
         of_rows, saved[0], saved[1], saved[2], rows, log_sum, saved[6], saved[7],
         context->saved_data["longest_query"].toInt(), context->saved_data["longest_key"].toInt(),
-        /*dropout_p=*/0.0, call.causal, unused, unused, call.scale, sides.left, sides.right);
+        /*dropout_p=*/0.0, /*is_causal=*/true, unused, unused, call.scale, sides.left, sides.right);
     // The sink's weight times what its score would have changed in each row.
     const auto weights = (sinks.to(at::kFloat).unsqueeze(1) - log_sum).exp();
     const auto along = (of_rows.to(at::kFloat) * rows).sum(2).transpose(0, 1);
@@ -160,7 +159,7 @@ class Cudnn : public torch::autograd::Function<Cudnn> {
                             const AttentionCall& call,
                             bool for_backward) {
     const auto result = at::_scaled_dot_product_cudnn_attention(
-        query, key, value, std::nullopt, for_backward, /*dropout_p=*/0.0, call.causal,
+        query, key, value, std::nullopt, for_backward, /*dropout_p=*/0.0, /*is_causal=*/true,
         /*return_debug_mask=*/false, call.scale);
     const auto& out = std::get<0>(result);
     context->save_for_backward(
@@ -178,7 +177,7 @@ class Cudnn : public torch::autograd::Function<Cudnn> {
     if (!call.deterministic) {
       const auto [of_query, of_key, of_value] = at::_scaled_dot_product_cudnn_attention_backward(
           grads[0], query, saved[1], saved[2], saved[3], saved[4], saved[5], saved[6], {}, {}, {},
-          length, keys, /*dropout_p=*/0.0, call.causal, call.scale);
+          length, keys, /*dropout_p=*/0.0, /*is_causal=*/true, call.scale);
       return {of_query, of_key, of_value, at::Tensor(), at::Tensor()};
     }
     const auto dim = query.size(3);
@@ -187,8 +186,8 @@ class Cudnn : public torch::autograd::Function<Cudnn> {
     const auto [of_query, of_key, of_value] = at::_flash_attention_backward(
         for_flash(grads[0], dim).contiguous(), for_flash(query, dim), for_flash(saved[1], dim),
         for_flash(saved[2], dim), for_flash(saved[3], dim).contiguous(),
-        saved[4].squeeze(-1).contiguous(), {}, {}, length, keys, /*dropout_p=*/0.0, call.causal,
-        unused, unused, call.scale);
+        saved[4].squeeze(-1).contiguous(), {}, {}, length, keys, /*dropout_p=*/0.0,
+        /*is_causal=*/true, unused, unused, call.scale);
     return {of_query.transpose(1, 2), of_key.transpose(1, 2),
             of_value.narrow(3, 0, saved[2].size(3)).transpose(1, 2), at::Tensor(), at::Tensor()};
   }

@@ -13,7 +13,6 @@ namespace ferry::models {
 
 struct AttentionCall {
   double scale = 1.0;
-  bool causal = true;
   std::optional<std::int64_t> window{};    // keys that a query sees at most; flash alone
   bool deterministic = true;               // gradients have the same bits at every run
   Alignment alignment = Alignment::kFast;  // of sink_attention()

@@ -25,7 +25,7 @@ struct LatentShared {
   float sum[kWarpsOfTile][kHeads];
 };
 
-// Begins to load a block of keys, zeros for those behind `length`.
+// Begins to load a block of so many keys, and zeros behind them.
 __device__ inline void load_latents(const __nv_bfloat16* from, __nv_bfloat16* to, int keys) {
   constexpr int kChunks = kLatentKey / kChunk;
   const Tile<kLatentKey> tile{to};

@@ -20,11 +20,6 @@ std::vector<AttentionSegment> with_queries(const std::vector<AttentionSegment>& 
   return found;
 }
 
-at::Tensor by_heads(const at::Tensor& rows, std::int64_t front, std::int64_t back) {
-  if (front == 0 && back == 0) return rows.transpose(0, 1);
-  return at::constant_pad_nd(rows, {0, 0, 0, 0, front, back}).transpose(0, 1);
-}
-
 at::Tensor at_their_places(const at::Tensor& rows,
                            const std::vector<AttentionSegment>& segments,
                            std::int64_t num_rows) {

@@ -18,9 +18,6 @@ using distckpt::round_up;
 // many keys as queries.
 std::vector<AttentionSegment> with_queries(const std::vector<AttentionSegment>& segments);
 
-// [rows, heads, dim] -> [heads, front + rows + back, dim], with zeros in front and behind.
-at::Tensor by_heads(const at::Tensor& rows, std::int64_t front, std::int64_t back);
-
 // Puts the rows of all segments, one segment after another, in the rows of their queries ->
 // [num_rows, ...], zeros elsewhere.
 at::Tensor at_their_places(const at::Tensor& rows,
