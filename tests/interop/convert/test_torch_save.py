@@ -65,7 +65,8 @@ def test_inspect_lists_the_tensors(work):
 
 def test_the_configuration_may_be_named(work):
     source = write_bin(work / "bin", "llama", weights("llama"))
-    run_ok("digest", source, "--hf-config", hf("llama"))  # has its own, as every Hugging Face folder
+    done = ferry("digest", source, "--hf-config", hf("llama"))  # has its own, as every Hugging Face folder
+    assert done.returncode == 2 and "has its own config.json" in done.stderr
     (source / "config.json").unlink()
     assert digest_of(source, "--hf-config", hf("llama")) == digest_of(hf("llama"))
     done = ferry("convert", source, work / "out")
