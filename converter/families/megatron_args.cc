@@ -6,7 +6,6 @@
 #include <nlohmann/json.hpp>
 #include <span>
 #include <string>
-#include <variant>
 #include <vector>
 
 #include "converter/families/config_limits.h"
@@ -78,8 +77,7 @@ class ArgumentReader {
     return number;
   }
   void read(std::span<const AnyField> fields, TransformerConfig& config) const {
-    for (const auto& any : fields)
-      std::visit([&](const auto& field) { config.*field.member = value_of(field); }, any);
+    each_field(fields, [&](const auto& field) { config.*field.member = value_of(field); });
   }
 
  private:
@@ -357,15 +355,11 @@ void require_same_model(const TransformerConfig& args,
         "the configuration is not that of this checkpoint");
   };
   const auto same_fields = [&](std::span<const AnyField> fields) {
-    for (const auto& any : fields) {
-      std::visit(
-          [&](const auto& field) {
-            const bool set = args.*field.member != field.otherwise;
-            if (field.compared == Compared::kAlways || (field.compared == Compared::kIfSet && set))
-              same(args.*field.member, config.*field.member, field.argument);
-          },
-          any);
-    }
+    each_field(fields, [&](const auto& field) {
+      const bool set = args.*field.member != field.otherwise;
+      if (field.compared == Compared::kAlways || (field.compared == Compared::kIfSet && set))
+        same(args.*field.member, config.*field.member, field.argument);
+    });
   };
   same_fields(kModelFields);
   same(args.num_query_groups, config.num_query_groups, "num_query_groups");

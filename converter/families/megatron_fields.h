@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string_view>
 #include <variant>
 
@@ -36,6 +37,12 @@ using NumberField = MegatronField<double>;
 using AnyField = std::variant<SizeField, FlagField, NumberField>;
 using ModelConfig = models::TransformerConfig;
 
+// Calls visit(field) with the MegatronField of each row.
+template <typename Visit>
+void each_field(std::span<const AnyField> fields, Visit visit) {
+  for (const auto& field : fields) std::visit(visit, field);
+}
+
 inline constexpr auto kModelFields = std::to_array<AnyField>({
     SizeField{"num_layers", &ModelConfig::num_layers, {}, kMaxLayers},
     SizeField{"hidden_size", &ModelConfig::hidden_size},
@@ -53,12 +60,10 @@ inline constexpr auto kHeadFields = std::to_array<AnyField>({
 });
 inline constexpr auto kRotaryFields = std::to_array<AnyField>({
     NumberField{"rotary_percent", &ModelConfig::rotary_percent, 1.0},
-    FlagField{"rotary_interleaved",
-              &ModelConfig::rotary_interleaved,
-              false,
-              {},
-              {},
-              Compared::kNever},  // latent attention's own order says it otherwise
+    FlagField{.argument = "rotary_interleaved",
+              .member = &ModelConfig::rotary_interleaved,
+              .otherwise = false,
+              .compared = Compared::kNever},  // latent attention's own order says it otherwise
 });
 inline constexpr auto kLatentFields = std::to_array<AnyField>({
     SizeField{.argument = "q_lora_rank",
@@ -96,38 +101,36 @@ inline constexpr auto kMambaFields = std::to_array<AnyField>({
               .none_if_zero = true},
 });
 inline constexpr auto kRouterFields = std::to_array<AnyField>({
-    FlagField{"moe_router_pre_softmax",
-              &ModelConfig::moe_router_pre_softmax,
-              false,
-              {},
-              {},
-              Compared::kNever},  // a sigmoid's router says either
-    FlagField{"moe_router_enable_expert_bias",
-              &ModelConfig::moe_router_enable_expert_bias,
-              false,
-              {},
-              {},
-              Compared::kIfSet},
-    NumberField{"moe_router_topk_scaling_factor",
-                &ModelConfig::moe_router_topk_scaling_factor,
-                1.0,
-                {},
-                {},
-                Compared::kIfSet},
-    SizeField{"moe_router_num_groups", &ModelConfig::moe_router_num_groups, 0, kMaxSize, true,
-              Compared::kIfSet},
-    SizeField{"moe_router_group_topk", &ModelConfig::moe_router_group_topk, 0, kMaxSize, true,
-              Compared::kIfSet},
+    FlagField{.argument = "moe_router_pre_softmax",
+              .member = &ModelConfig::moe_router_pre_softmax,
+              .otherwise = false,
+              .compared = Compared::kNever},  // a sigmoid's router says either
+    FlagField{.argument = "moe_router_enable_expert_bias",
+              .member = &ModelConfig::moe_router_enable_expert_bias,
+              .otherwise = false,
+              .compared = Compared::kIfSet},
+    NumberField{.argument = "moe_router_topk_scaling_factor",
+                .member = &ModelConfig::moe_router_topk_scaling_factor,
+                .otherwise = 1.0,
+                .compared = Compared::kIfSet},
+    SizeField{.argument = "moe_router_num_groups",
+              .member = &ModelConfig::moe_router_num_groups,
+              .otherwise = 0,
+              .none_if_zero = true,
+              .compared = Compared::kIfSet},
+    SizeField{.argument = "moe_router_group_topk",
+              .member = &ModelConfig::moe_router_group_topk,
+              .otherwise = 0,
+              .none_if_zero = true,
+              .compared = Compared::kIfSet},
     SizeField{.argument = "moe_shared_expert_intermediate_size",
               .member = &ModelConfig::moe_shared_expert_intermediate_size,
               .otherwise = 0,
               .none_if_zero = true},
-    FlagField{"moe_shared_expert_gate",
-              &ModelConfig::moe_shared_expert_gate,
-              false,
-              {},
-              {},
-              Compared::kIfSet},
+    FlagField{.argument = "moe_shared_expert_gate",
+              .member = &ModelConfig::moe_shared_expert_gate,
+              .otherwise = false,
+              .compared = Compared::kIfSet},
 });
 
 }  // namespace ferry::converter

@@ -4,7 +4,6 @@
 #include <set>
 #include <span>
 #include <string>
-#include <variant>
 
 #include "converter/families/megatron_args.h"
 #include "converter/families/megatron_fields.h"
@@ -37,14 +36,11 @@ class ArgumentWriter {
   }
   void set(std::string_view key, PickleValue value) { write_value(begin(key), value); }
   void set(std::span<const AnyField> fields, const TransformerConfig& config) {
-    for (const auto& any : fields) {
-      std::visit(
-          [&](const auto& field) {
-            const auto& value = config.*field.member;
-            field.none_if_zero&& value == 0 ? set_none(field.argument) : set(field.argument, value);
-          },
-          any);
-    }
+    each_field(fields, [&](const auto& field) {
+      const auto& value = config.*field.member;
+      const bool none = field.none_if_zero && value == 0;
+      none ? set_none(field.argument) : set(field.argument, value);
+    });
   }
 
   // The key; its value is to follow.

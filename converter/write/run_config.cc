@@ -5,7 +5,6 @@
 #include <array>
 #include <nlohmann/json.hpp>
 #include <span>
-#include <variant>
 #include <vector>
 
 #include "converter/families/families.h"
@@ -101,10 +100,10 @@ void add_fields(std::span<const Field> fields, const ordered_json& args, ordered
   }
 }
 void add_fields(std::span<const AnyField> fields, const ordered_json& args, ordered_json& model) {
-  for (const auto& any : fields) {
-    const auto name = std::visit([](const auto& field) { return field.argument; }, any);
-    if (const auto at = args.find(name); at != args.end()) model[std::string(name)] = *at;
-  }
+  each_field(fields, [&](const auto& field) {
+    const auto at = args.find(field.argument);
+    if (at != args.end()) model[std::string(field.argument)] = *at;
+  });
 }
 
 // A function or class by its name.

@@ -136,6 +136,9 @@ struct RolloutBatch {
   std::vector<std::byte> to_bytes() const;
   // Throws Error(kCorrupt).
   static RolloutBatch from_bytes(std::span<const std::byte> bytes);
+  // Messages hold these bytes (distckpt/base/cbor.h).
+  friend void to_json(nlohmann::json& json, const RolloutBatch& batch);
+  friend void from_json(const nlohmann::json& json, RolloutBatch& batch);
 };
 
 }  // namespace ferry::trainer

@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "distckpt/base/error.h"
+#include "models/distributed/messages.h"
 #include "models/pipeline_forward.h"
 #include "trainer/agents/session_journal.h"
 #include "trainer/config/ppo_rules.h"
@@ -389,13 +390,8 @@ at::Tensor ActorRolloutRefWorker::cov_tokens(const RolloutBatch& batch,
   auto mine = batch.only({&RolloutBatch::index, &RolloutBatch::response_mask,
                           &RolloutBatch::old_log_probs, &RolloutBatch::advantages});
   mine.log_prob = log_probs(*actor_, batch, config_.actor_micro_batches()).log_probs;
-  const auto bytes = mine.to_bytes();
   const auto& dp = actor_->engine().mesh().dp();
-  std::vector<RolloutBatch> parts;
-  for (const auto& part :
-       dp.all_gather_bytes({reinterpret_cast<const char*>(bytes.data()), bytes.size()}))
-    parts.push_back(RolloutBatch::from_bytes(std::as_bytes(std::span(part))));
-  const auto gathered = RolloutBatch::concat(parts);
+  const auto gathered = RolloutBatch::concat(models::gather(dp, mine));
   const auto order = gathered.index.argsort();
   const auto all = gathered.select(
       {order.const_data_ptr<std::int64_t>(), static_cast<std::size_t>(gathered.size())});

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstring>
 #include <iterator>
 #include <type_traits>
 #include <utility>
@@ -114,32 +113,6 @@ void add_columns(RolloutBatch& rows,
       order.at(static_cast<std::size_t>(group.places[i])) = static_cast<std::int64_t>(i);
     rows.take(RolloutBatch::concat(group.parts).select(order));
   }
-}
-
-// Each batch is its size and its bytes.
-std::string to_bytes(std::span<const RolloutBatch> batches) {
-  std::string all;
-  for (const auto& batch : batches) {
-    const auto bytes = batch.to_bytes();
-    const std::uint64_t size = bytes.size();
-    all.append(reinterpret_cast<const char*>(&size), sizeof(size));
-    all.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-  }
-  return all;
-}
-
-std::vector<RolloutBatch> from_bytes(std::string_view bytes) {
-  std::vector<RolloutBatch> batches;
-  while (!bytes.empty()) {
-    std::uint64_t size = 0;
-    require(bytes.size() >= sizeof(size), ErrorKind::kCorrupt, "rows of another rank end early");
-    std::memcpy(&size, bytes.data(), sizeof(size));
-    bytes.remove_prefix(sizeof(size));
-    require(bytes.size() >= size, ErrorKind::kCorrupt, "rows of another rank end early");
-    batches.push_back(RolloutBatch::from_bytes(std::as_bytes(std::span(bytes.substr(0, size)))));
-    bytes.remove_prefix(size);
-  }
-  return batches;
 }
 
 }  // namespace ferry::trainer

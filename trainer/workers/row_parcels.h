@@ -7,7 +7,6 @@
 #include <map>
 #include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "trainer/update/rollout_batch.h"
@@ -53,9 +52,5 @@ class KeptRows {
 void add_columns(RolloutBatch& rows,
                  std::span<const RowParcel> parcels,
                  std::span<const std::vector<RolloutBatch>> found);
-
-// Batches as bytes; from_bytes() throws Error(kCorrupt).
-std::string to_bytes(std::span<const RolloutBatch> batches);
-std::vector<RolloutBatch> from_bytes(std::string_view bytes);
 
 }  // namespace ferry::trainer

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstring>
 #include <iterator>
 #include <numeric>
 #include <utility>
@@ -21,9 +20,9 @@ namespace {
 
 constexpr std::string_view kStop = "";
 
-// A call without its rows, as a rank is told of it.
+// A call, as a rank is told of it.
 // NOLINTNEXTLINE(bugprone-exception-escape): an empty json throws nothing
-struct CallHead {
+struct CallMessage {
   std::string name{};
   nlohmann::json meta_info{};
   CallRoute route{};
@@ -31,17 +30,10 @@ struct CallHead {
   std::int64_t answer = 0;           // its number
   std::vector<std::int64_t> kept{};  // answers that somebody still asks for
   std::vector<RowParcel> parcels{};  // from this rank, and for it
+  RolloutBatch rows{};               // from rank 0, which is route.rows_from
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(
-    CallHead, name, meta_info, route, has_rows, answer, kept, parcels)
-
-std::string_view as_view(std::span<const std::byte> bytes) {
-  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
-}
-
-std::span<const std::byte> as_bytes(std::string_view text) {
-  return std::as_bytes(std::span(text));
-}
+    CallMessage, name, meta_info, route, has_rows, answer, kept, parcels, rows)
 
 // Runs a part of a call: an Error that leaves it says of which.
 template <typename Body>
@@ -55,33 +47,17 @@ double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-// An answer without its rows.
 // NOLINTNEXTLINE(bugprone-exception-escape): an empty json throws nothing
-struct AnswerHead {
+struct AnswerMessage {
   nlohmann::json meta_info{};
   std::vector<std::string> kept{};  // its columns that stay where they are
   double seconds = 0;               // that its method took
+  RolloutBatch rows{};
 };
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(AnswerHead, meta_info, kept, seconds)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(AnswerMessage, meta_info, kept, seconds, rows)
 
-// Size of the head, the head in CBOR, the rows.
-template <typename Head>
-std::string message(const Head& head, std::string_view rows) {
-  const auto bytes = to_cbor(head);
-  const std::uint64_t size = bytes.size();
-  std::string all(reinterpret_cast<const char*>(&size), sizeof(size));
-  return all.append(bytes).append(rows);
-}
-
-template <typename Head>
-std::pair<Head, RolloutBatch> read_message(std::string_view bytes) {
-  std::uint64_t size = 0;
-  require(bytes.size() >= sizeof(size), ErrorKind::kBug, "a message of {} bytes", bytes.size());
-  std::memcpy(&size, bytes.data(), sizeof(size));
-  const auto rest = bytes.substr(sizeof(size));
-  const auto rows = rest.substr(size);
-  return {from_cbor<Head>(rest.substr(0, size)),
-          rows.empty() ? RolloutBatch() : RolloutBatch::from_bytes(as_bytes(rows))};
+std::int64_t size_of(std::string_view bytes) {
+  return static_cast<std::int64_t>(bytes.size());
 }
 
 }  // namespace
@@ -179,13 +155,13 @@ void WorkerGroup::exchange_rows(std::span<const RowParcel> parcels,
       mine.push_back(parcel);
       found.push_back(kept_.find(parcel));
     } else {
-      letters.push_back({.to = parcel.to, .bytes = to_bytes(kept_.find(parcel))});
-      bytes_sent_ += static_cast<std::int64_t>(letters.back().bytes.size());
+      letters.push_back({.to = parcel.to, .bytes = to_cbor(kept_.find(parcel))});
+      bytes_sent_ += size_of(letters.back().bytes);
     }
   }
   for (const auto& bytes : mail_.exchange(letters, from, "the rows of " + name)) {
-    bytes_received_ += static_cast<std::int64_t>(bytes.size());
-    found.push_back(from_bytes(bytes));
+    bytes_received_ += size_of(bytes);
+    found.push_back(from_cbor<std::vector<RolloutBatch>>(bytes));
   }
   std::ranges::move(arriving, std::back_inserter(mine));
   add_columns(rows, mine, found);
@@ -231,19 +207,17 @@ WorkerGroup::Call WorkerGroup::start(const std::string& name,
   const auto kept = leased();
   in_call(name, [&] {
     std::vector<models::Mailbox::Letter> letters;
-    std::int64_t heads = 0;
     for (int rank = 1; rank < world_.size(); ++rank) {
       const auto& route = routes[static_cast<std::size_t>(rank)];
       auto& parcels = of_ranks[static_cast<std::size_t>(rank)];
       if (!route.takes_part && parcels.empty()) continue;
-      std::vector<std::byte> known;
-      if (receivers.contains(rank)) known = data.batch.select(receivers.at(rank)).to_bytes();
-      letters.push_back({.to = rank,
-                         .bytes = message(CallHead{name, data.meta_info, route, has_rows,
-                                                   call.answer_, kept, std::move(parcels)},
-                                          as_view(known))});
-      bytes_sent_ += static_cast<std::int64_t>(known.size());
-      heads += static_cast<std::int64_t>(letters.back().bytes.size() - known.size());
+      RolloutBatch known;
+      if (receivers.contains(rank)) known = data.batch.select(receivers.at(rank));
+      letters.push_back(
+          {.to = rank,
+           .bytes = to_cbor(CallMessage{name, data.meta_info, route, has_rows, call.answer_, kept,
+                                        std::move(parcels), std::move(known)})});
+      bytes_sent_ += size_of(letters.back().bytes);
     }
     (void)mail_.exchange(letters, {}, "the call of " + name);
     kept_.keep_only(kept);
@@ -253,7 +227,7 @@ WorkerGroup::Call WorkerGroup::start(const std::string& name,
       mine.batch.kept.clear();
     }
     exchange_rows(of_ranks.front(), mine.batch, name);
-    call.cost_.bytes = bytes_sent_ + bytes_received_ - moved + heads;
+    call.cost_.bytes = bytes_sent_ + bytes_received_ - moved;
     if (!routes.front().takes_part) return;
     const auto method_begin = Clock::now();
     call.mine_ = method(mine);
@@ -286,14 +260,14 @@ WorkerData WorkerGroup::finish(Call call) {
   const auto messages =
       in_call(name, [&] { return mail_.exchange({}, asked, "the answer to " + name); });
   for (std::size_t i = 0; i < asked.size(); ++i) {
-    call.cost_.bytes += static_cast<std::int64_t>(messages[i].size());
-    auto [head, batch] = read_message<AnswerHead>(messages[i]);
-    call.slowest_ = std::max(call.slowest_, head.seconds);
+    call.cost_.bytes += size_of(messages[i]);
+    auto told = from_cbor<AnswerMessage>(messages[i]);
+    call.slowest_ = std::max(call.slowest_, told.seconds);
     if (!routes[static_cast<std::size_t>(asked[i])].answers) continue;
     WorkerData answer;
-    answer.batch = std::move(batch);
-    answer.meta_info = std::move(head.meta_info);
-    add(asked[i], std::move(answer), head.kept);
+    answer.batch = std::move(told.rows);
+    answer.meta_info = std::move(told.meta_info);
+    add(asked[i], std::move(answer), told.kept);
   }
   call.cost_.seconds += seconds_since(begin) - call.slowest_;
   auto& cost = costs_[name];
@@ -324,35 +298,35 @@ void WorkerGroup::serve() {
   while (true) {
     const auto text = mail_.receive(0, "the next call");
     if (text == kStop) return;
-    auto [head, rows] = read_message<CallHead>(text);
-    const auto& name = head.name;
-    const auto& route = head.route;
-    in_call(name, [&, &rows = rows] {
-      kept_.keep_only(head.kept);
-      exchange_rows(head.parcels, rows, name);
+    auto call = from_cbor<CallMessage>(text);
+    const auto& name = call.name;
+    const auto& route = call.route;
+    in_call(name, [&] {
+      kept_.keep_only(call.kept);
+      exchange_rows(call.parcels, call.rows, name);
       if (!route.takes_part) return;
-      if (head.has_rows && route.rows_from != 0)
-        rows = RolloutBatch::from_bytes(
-            as_bytes(mail_.receive(route.rows_from, "the rows of " + name)));
-      if (head.has_rows && !route.rows_to.empty()) {
-        const auto bytes = rows.to_bytes();
+      if (call.has_rows && route.rows_from != 0)
+        call.rows = models::receive<RolloutBatch>(mail_, route.rows_from, "the rows of " + name);
+      if (call.has_rows && !route.rows_to.empty()) {
+        const auto bytes = to_cbor(call.rows);
         for (const auto to : route.rows_to) {
-          mail_.send(as_view(bytes), to, "the rows of " + name);
-          bytes_sent_ += static_cast<std::int64_t>(bytes.size());
+          mail_.send(bytes, to, "the rows of " + name);
+          bytes_sent_ += size_of(bytes);
         }
       }
       const auto begin = Clock::now();
-      WorkerData given{.meta_info = head.meta_info};
-      given.batch = std::move(rows);
+      WorkerData given{.meta_info = call.meta_info};
+      given.batch = std::move(call.rows);
       auto answer = at(name).method(given);
-      AnswerHead told{.seconds = seconds_since(begin)};
+      AnswerMessage told{.seconds = seconds_since(begin)};
       if (route.answers) {
-        told.kept = kept_.keep(head.answer, answer.batch);
+        told.kept = kept_.keep(call.answer, answer.batch);
         told.meta_info = std::move(answer.meta_info);
+        told.rows = std::move(answer.batch);
       }
-      const auto bytes = route.answers ? answer.batch.to_bytes() : std::vector<std::byte>();
-      bytes_sent_ += static_cast<std::int64_t>(bytes.size());
-      mail_.send(message(told, as_view(bytes)), 0, "the answer to " + name);
+      const auto bytes = to_cbor(told);
+      mail_.send(bytes, 0, "the answer to " + name);
+      bytes_sent_ += size_of(bytes);
     });
   }
 }

@@ -124,7 +124,7 @@ class WorkerGroup {
   // On the others: does what it is told until stop().
   void serve();
 
-  // Bytes of rows that this rank has sent: to those that compute them, and as answers.
+  // Bytes that this rank has sent: calls, rows to those that compute them, and answers.
   std::int64_t bytes_sent() const { return bytes_sent_; }
 
   // On rank 0: of each method, since this was called last.

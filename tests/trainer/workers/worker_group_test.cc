@@ -94,7 +94,8 @@ TEST(WorkerGroup, RowsOfAPartAreHandedOnByTheFirstRankThatHasIt) {
     return world.rank() == 0 ? Dispatch::none()
                              : Dispatch{.dp_rank = 0, .is_collect = world.rank() == 3};
   };
-  const auto bytes = static_cast<std::int64_t>(rows(5).batch.to_bytes().size());
+  const std::int64_t count = 5000;  // so many that the rest of a call is small beside them
+  const auto bytes = static_cast<std::int64_t>(rows(count).batch.to_bytes().size());
   std::atomic<std::int64_t> sent_by_others = 0;
   models::run_ranks(4, {.timeout = std::chrono::minutes(1)}, [&](models::World& world) {
     WorkerGroup group(world, std::chrono::minutes(5));
@@ -105,11 +106,13 @@ TEST(WorkerGroup, RowsOfAPartAreHandedOnByTheFirstRankThatHasIt) {
       if (world.rank() < 3) sent_by_others += group.bytes_sent();
       return;
     }
-    EXPECT_EQ(seeds(group.call("act", rows(5))), (std::vector<std::int64_t>{0, 10, 20, 30, 40}));
-    EXPECT_EQ(group.bytes_sent(), bytes);
+    EXPECT_EQ(group.call("act", rows(count)).batch.size(), count);
+    EXPECT_GT(group.bytes_sent(), bytes);
+    EXPECT_LT(group.bytes_sent(), 1.1 * bytes);
     group.stop();
   });
-  EXPECT_EQ(sent_by_others, 2 * bytes);
+  EXPECT_GT(sent_by_others, 2 * bytes);
+  EXPECT_LT(sent_by_others, 2.2 * bytes);
 }
 
 TEST(WorkerGroup, GivesEachRankItsPartAndPutsTheAnswersTogetherInOrder) {
