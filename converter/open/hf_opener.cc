@@ -166,15 +166,21 @@ class HfOpener {
     link.scale = scale;
   }
 
-  // The index of the scales of a weight.
+  // The index of the scales of a weight; in one of all experts each expert has its own blocks.
   int scales_of(const TensorLayout& weight) {
     const auto name = fmt::format("{}{}", weight.name, kScaleSuffix);
     const auto stored = checkpoint_.layout.find(name);
     require(stored.has_value(), ErrorKind::kLayout, "{}: is in FP8, but {} is missing ({})",
             weight.name, name, file_of(weight));
     auto& scales = checkpoint_.links.scales;
-    const auto& block = quantization_->block;
-    scales.push_back({.stored = *stored, .block = block.empty() ? weight.shape : block});
+    auto block = quantization_->block;
+    if (block.empty()) {
+      block = weight.shape;
+      if (checkpoint_.layout.tensor(*stored).shape.rank() == 3) block[0] = 1;
+    } else if (weight.shape.rank() == block.rank() + 1) {
+      block.push_front(1);
+    }
+    scales.push_back({.stored = *stored, .block = block});
     return static_cast<int>(scales.size()) - 1;
   }
 

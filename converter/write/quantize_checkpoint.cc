@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "converter/write/separate_experts.h"
 #include "distckpt/base/error.h"
 #include "distckpt/execute/quantized_bands.h"
 
@@ -137,6 +138,7 @@ void quantize_checkpoint(Checkpoint& checkpoint,
                          Method method,
                          distckpt::Transform cast) {
   require_hf_form(checkpoint);
+  if (method == Method::kFp8) separate_experts(checkpoint, tensors);
   const bool fp8 = method != Method::kMxfp4;
   const auto chosen = chosen_tensors(checkpoint, method);
   auto& hf = *checkpoint.hf;

@@ -191,6 +191,37 @@ def test_inconsistent_scales_are_refused_by_name(case, fp8, work):
     assert not list(work.glob("*out*")), "something was left at the target, or beside it"
 
 
+@pytest.mark.parametrize("scheme", ["blocks", "experts"])
+def test_experts_in_one_tensor_have_blocks_or_scales_of_their_own(scheme, work):
+    """As Qwen3-VL's experts lie, input channels by output channels; the scales of one expert cover no other."""
+    shutil.copytree(DATA / "hf_qwen3_vl_moe/hf", work / "fp8")
+    shutil.copytree(DATA / "hf_qwen3_vl_moe/hf", work / "plain")
+    generator = torch.Generator().manual_seed(7)
+    stored = {}
+    for file in sorted((work / "fp8").glob("*.safetensors")):
+        stored |= load_file(file)
+        for folder in ("fp8", "plain"):
+            (work / folder / file.name).unlink()
+    plain = dict(stored)
+    for name in [name for name in stored if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        experts, rows, columns = stored[name].shape
+        blocks = [-(-rows // BLOCK), -(-columns // BLOCK)] if scheme == "blocks" else [1, 1]
+        stored[name] = torch.randn(experts, rows, columns, generator=generator).to(torch.float8_e4m3fn)
+        scales = torch.rand([experts, *blocks], generator=generator) + 0.5
+        stored[name + "_scale_inv"] = scales
+        of_each = scales if scheme == "experts" else scales.repeat_interleave(BLOCK, 1).repeat_interleave(BLOCK, 2)[:, :rows, :columns]
+        plain[name] = (stored[name].float() * of_each).to(torch.bfloat16)
+    save_file(stored, work / "fp8/model.safetensors", metadata={"format": "pt"})
+    save_file(plain, work / "plain/model.safetensors", metadata={"format": "pt"})
+    config = json.loads((work / "fp8/config.json").read_text())
+    config["quantization_config"] = {"fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [BLOCK, BLOCK] if scheme == "blocks" else None}
+    (work / "fp8/config.json").write_text(json.dumps(config))
+    run_ok("convert", work / "fp8", work / "bf16", "--to", "hf")
+    assert_same(work / "bf16", plain)
+    run_ok("convert", work / "fp8", work / "megatron", "--tp", 2, "--ep", 2, "--etp", 1)
+    run_ok("diff", work / "megatron", work / "plain")
+
+
 def test_scales_go_with_the_part_of_their_weights(fp8, work):
     part = "model.layers.1.mlp.experts.2.*"
     run_ok("convert", fp8, work / "kept", "--to", "hf", "--keep-fp8", "--include", part)

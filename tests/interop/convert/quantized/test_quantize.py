@@ -122,9 +122,55 @@ def test_fp8_of_a_megatron_checkpoint_is_that_of_its_weights(moe, work):
         assert set(got) == set(want) and all(torch.equal(got[n].view(torch.uint8), want[n].view(torch.uint8)) for n in want), folder
 
 
-def test_transformers_reads_what_was_quantised(work):
-    moe = make_moe(work / "moe", hidden_size=256, intermediate_size=384, moe_intermediate_size=128, head_dim=64)  # it reads no ragged blocks
-    run_ok("convert", moe, work / "fp8", "--to", "hf", "--quantize", "fp8-block")
+def make_qwen3_5_moe(folder, width):
+    """Experts of each layer in one tensor, as Qwen3.5 has them in bf16."""
+    torch.manual_seed(2)
+    config = transformers.Qwen3_5MoeTextConfig(vocab_size=64, hidden_size=256, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+                                               head_dim=64, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=width,
+                                               shared_expert_intermediate_size=128, layer_types=["full_attention", "linear_attention"],
+                                               linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=32, linear_value_head_dim=32)
+    transformers.AutoModelForCausalLM.from_config(config).to(torch.bfloat16).save_pretrained(folder, save_original_format=False)
+    assert any(name.endswith("experts.gate_up_proj") for name in tensors_of(folder))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def qwen3_5_moe(tmp_path_factory):
+    return make_qwen3_5_moe(tmp_path_factory.mktemp("qwen3_5_moe") / "hf", 192)  # gate ends within a block
+
+
+def test_fp8_of_experts_in_one_tensor_is_that_of_each(qwen3_5_moe, bridge, work):
+    """Under the names of Qwen's own FP8 checkpoints, from the Hugging Face form and from Megatron's."""
+    apart = {}
+    for name, tensor in tensors_of(qwen3_5_moe).items():
+        stem = name.rsplit(".", 1)[0]
+        for expert in range(4):
+            if name.endswith("experts.gate_up_proj"):
+                for part, weight in zip(("gate", "up"), tensor[expert].chunk(2)):
+                    apart[f"{stem}.{expert}.{part}_proj.weight"] = weight.contiguous()
+            elif name.endswith("experts.down_proj"):
+                apart[f"{stem}.{expert}.down_proj.weight"] = tensor[expert].contiguous()
+            else:
+                apart[name] = tensor
+    shutil.copytree(qwen3_5_moe, work / "apart")
+    save_file(apart, work / "apart/model.safetensors", metadata={"format": "pt"})
+    run_ok("convert", qwen3_5_moe, work / "fp8", "--to", "hf", "--quantize", "fp8-block")
+    chosen = require_fp8_of(work / "apart", work / "fp8", bridge)
+    assert len([name for name in chosen if ".experts." in name]) == 2 * 4 * 3
+    run_ok("convert", qwen3_5_moe, work / "megatron", "--tp", 2, "--ep", 2, "--etp", 1)
+    run_ok("convert", work / "megatron", work / "from_megatron", "--to", "hf", "--quantize", "fp8-block")
+    assert chosen == require_fp8_of(work / "apart", work / "from_megatron", bridge)
+
+
+def test_fp8_of_a_part_with_experts_in_one_tensor(qwen3_5_moe, bridge, work):
+    run_ok("convert", qwen3_5_moe, work / "part", "--to", "hf", "--quantize", "fp8-block", "--include", "model.layers.1.*")
+    names = set(tensors_of(work / "part"))
+    assert all(name.startswith("model.layers.1.") for name in names)
+    assert "model.layers.1.mlp.experts.3.down_proj.weight_scale_inv" in names
+
+
+def require_transformers_reads(folder, work):
+    run_ok("convert", folder, work / "fp8", "--to", "hf", "--quantize", "fp8-block")
     run_ok("convert", work / "fp8", work / "bf16", "--to", "hf")
     read = transformers.AutoModelForCausalLM.from_pretrained(
         work / "fp8", dtype=torch.bfloat16, quantization_config=transformers.FineGrainedFP8Config(dequantize=True))
@@ -133,6 +179,14 @@ def test_transformers_reads_what_was_quantised(work):
     assert set(read.state_dict()) == set(want)
     for name, tensor in read.state_dict().items():
         assert torch.equal(tensor, want[name]), name
+
+
+def test_transformers_reads_what_was_quantised(work):  # it reads no ragged blocks
+    require_transformers_reads(make_moe(work / "moe", hidden_size=256, intermediate_size=384, moe_intermediate_size=128, head_dim=64), work)
+
+
+def test_transformers_reads_experts_that_were_taken_apart(work):
+    require_transformers_reads(make_qwen3_5_moe(work / "hf", 128), work)
 
 
 def require_mxfp4_of(plain, quantized, bridge):
