@@ -108,6 +108,8 @@ void ApiServer::answer_or_refuse(const ExchangePtr& exchange, const Answer& answ
 void ApiServer::handle(const ExchangePtr& exchange) {
   answer_or_refuse(exchange, [&] {
     const auto& request = exchange->request();
+    if (request.path == "*")  // the methods of all paths
+      return exchange->respond({.headers = {{"Allow", "GET, HEAD, POST, OPTIONS"}}});
     const auto route =
         routes().find(request.path.starts_with(kModels) ? kModels : std::string_view(request.path));
     if (route == routes().end())

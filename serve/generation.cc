@@ -79,6 +79,7 @@ void Generation::take(std::size_t prompt,
                       std::int64_t version,
                       EngineMetrics& metrics) {
   if (is_over_) return;
+  writer_.set_version(version);
   if (output.finished) is_answered_[prompt] = true;
   if (output.error) return fail(api_error(*output.error));
   if (!output.prompt_logprobs.empty()) prompt_logprobs_[prompt] = std::move(output.prompt_logprobs);
@@ -115,11 +116,18 @@ void Generation::take_sample(Sample& sample,
   count_tokens(sample, taken.num_tokens, metrics);
   part.tokens = std::move(output.tokens);
   if (!request_.echoes.empty() && !std::exchange(sample.has_echo, true))
-    part.text.insert(
-        0, request_.echoes[static_cast<std::size_t>(sample.part.index / request_.params.n)]);
-  if (taken.stop_string) part.stop_reason = *taken.stop_string;
-  if (taken.stop_token) part.stop_reason = *taken.stop_token;
+    part.text.insert(0, request_.echoes[prompt_of(sample)]);
+  part.stop_reason = stop_reason_of(taken);
   give(sample, std::move(part), metrics);
+}
+
+// As vLLM has it, a stop that the request asked for: null for the model's own ends of text.
+ordered_json Generation::stop_reason_of(const rollout::SampleText::Part& part) const {
+  if (part.stop_string) return *part.stop_string;
+  if (part.stop_token && std::ranges::find(request_.params.stop_token_ids, *part.stop_token) !=
+                             request_.params.stop_token_ids.end())
+    return *part.stop_token;
+  return {};
 }
 
 void Generation::count_tokens(Sample& sample, std::size_t num_tokens, EngineMetrics& metrics) {
@@ -131,6 +139,7 @@ void Generation::count_tokens(Sample& sample, std::size_t num_tokens, EngineMetr
     metrics.inter_token_latency.add(seconds_between(sample.last_token, now));
   }
   sample.last_token = now;
+  sample.num_tokens += static_cast<std::int64_t>(num_tokens);
   usage_.completion_tokens += static_cast<std::int64_t>(num_tokens);
   metrics.generation_tokens += static_cast<std::int64_t>(num_tokens);
 }
@@ -154,6 +163,15 @@ void Generation::find_calls(Sample& sample, SamplePart& part) const {
   part.calls = std::move(found.calls);
   part.first_call = sample.num_calls;
   sample.num_calls += part.calls.size();
+}
+
+std::size_t Generation::prompt_of(const Sample& sample) const {
+  return static_cast<std::size_t>(sample.part.index / request_.params.n);
+}
+
+Usage Generation::usage_of(const Sample& sample) const {
+  return {.prompt_tokens = static_cast<std::int64_t>(request_.prompts[prompt_of(sample)].size()),
+          .completion_tokens = sample.num_tokens};
 }
 
 // Writes a part to a stream, or keeps it.
@@ -182,7 +200,7 @@ void Generation::give(Sample& sample, SamplePart part, EngineMetrics& metrics) {
   const bool has_tokens = request_.logprobs || request_.return_token_ids;
   if (!part.text.empty() || !part.reasoning.empty() || !part.calls.empty() || has_tokens ||
       part.finish_reason != FinishReason::kNone)
-    write_event(writer_.chunk(std::move(part), usage_));
+    write_event(writer_.chunk(std::move(part), usage_of(sample)));
 }
 
 void Generation::write_event(const std::string& json) {

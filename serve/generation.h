@@ -54,6 +54,7 @@ class Generation {
     SamplePart part{};  // so far, unless the answer is a stream
     std::optional<rollout::text::ToolCallParser> tool_calls{};
     std::size_t num_calls = 0;
+    std::int64_t num_tokens = 0;
     bool has_begun = false;  // the client has a part of it
     bool has_echo = false;   // the text begins with the prompt
     Clock::time_point last_token{};
@@ -65,8 +66,11 @@ class Generation {
                    rollout::CompletionOutput& output,
                    EngineMetrics& metrics);
   void count_tokens(Sample& sample, std::size_t num_tokens, EngineMetrics& metrics);
+  std::size_t prompt_of(const Sample& sample) const;
+  Usage usage_of(const Sample& sample) const;
   void find_calls(Sample& sample, SamplePart& part) const;
   void give(Sample& sample, SamplePart part, EngineMetrics& metrics);
+  ordered_json stop_reason_of(const rollout::SampleText::Part& part) const;
   void write_event(const std::string& json);
   void finish(std::int64_t version, EngineMetrics& metrics);
 

@@ -59,15 +59,23 @@ AnswerWriter::AnswerWriter(const GenerationRequest& request,
       id_(std::move(id)),
       created_(created),
       text_offsets_(static_cast<std::size_t>(request.num_samples()), 0) {
-  chunk_head_ = dump(envelope(request.is_chat ? "chat.completion.chunk" : "text_completion"));
+  set_version(0);
+}
+
+void AnswerWriter::set_version(std::int64_t version) {
+  if (version == version_ && !chunk_head_.empty()) return;
+  version_ = version;
+  chunk_head_ =
+      dump(envelope(request_.is_chat ? "chat.completion.chunk" : "text_completion", version));
   chunk_head_.resize(chunk_head_.size() - 2);  // "]}"
 }
 
-ordered_json AnswerWriter::envelope(const char* object) const {
+ordered_json AnswerWriter::envelope(const char* object, std::int64_t version) const {
   return {{"id", id_},
           {"object", object},
           {"created", created_},
           {"model", model_.name},
+          {"system_fingerprint", fmt::format("weights-{}", version)},
           {"choices", ordered_json::array()}};
 }
 
@@ -84,8 +92,7 @@ std::string AnswerWriter::whole(std::vector<SamplePart> samples,
                                 std::int64_t version,
                                 std::vector<PromptLogprobs> prompt_logprobs) {
   prompt_logprobs_ = std::move(prompt_logprobs);
-  auto answer = envelope(request_.is_chat ? "chat.completion" : "text_completion");
-  answer["system_fingerprint"] = fmt::format("weights-{}", version);
+  auto answer = envelope(request_.is_chat ? "chat.completion" : "text_completion", version);
   for (auto& sample : samples) answer["choices"].push_back(choice(sample, true));
   answer["usage"] = usage_json(usage);
   if (request_.is_chat && request_.return_token_ids)
@@ -116,6 +123,9 @@ std::string AnswerWriter::first_chunk(std::int64_t index) {
   }
   choice["logprobs"] = nullptr;
   choice["finish_reason"] = nullptr;
+  if (request_.continuous_usage_stats)
+    more["usage"] =
+        usage_json({.prompt_tokens = static_cast<std::int64_t>(prompt_of(index).size())});
   return chunk_of(choice, more);
 }
 

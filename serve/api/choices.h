@@ -44,21 +44,24 @@ class AnswerWriter {
                std::string id,
                std::int64_t created);
 
-  // The response of a request that is no stream. `prompt_logprobs`: of each prompt, if the request
-  // asks for them.
+  // The response of a request that is no stream. `version`: of the weights; `prompt_logprobs`: of
+  // each prompt, if the request asks for them.
   std::string whole(std::vector<SamplePart> samples,
                     const Usage& usage,
                     std::int64_t version,
                     std::vector<PromptLogprobs> prompt_logprobs);
 
+  // The version of the weights, which chunks have as their system_fingerprint from now on: 0 at
+  // first.
+  void set_version(std::int64_t version);
   // The parts of a stream, without their framing. The first part of a chat's sample names its role;
-  // it also has the prompt's ids if they are asked for.
+  // it also has the prompt's ids if they are asked for. `usage`: of the part's sample so far.
   std::string first_chunk(std::int64_t index);
   std::string chunk(SamplePart part, const Usage& usage);
   std::string usage_chunk(const Usage& usage);
 
  private:
-  ordered_json envelope(const char* object) const;
+  ordered_json envelope(const char* object, std::int64_t version) const;
   std::string chunk_of(const ordered_json& choice, const ordered_json& more) const;
   ordered_json choice(SamplePart& part, bool is_whole);
   ordered_json logprobs_of(const SamplePart& part);
@@ -75,6 +78,7 @@ class AnswerWriter {
   TokenTexts& texts_;
   std::string id_;
   std::int64_t created_;
+  std::int64_t version_ = 0;
   std::string chunk_head_;  // of each chunk, up to the choice
   std::vector<PromptLogprobs> prompt_logprobs_;
   std::vector<std::int64_t> text_offsets_;  // of samples: characters of their tokens so far

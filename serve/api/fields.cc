@@ -36,8 +36,9 @@ ordered_json parse_object(std::string_view text) {
 
 Fields::Fields(const ordered_json& object, std::string path)
     : object_(object), path_(std::move(path)) {
-  if (!object.is_object())
-    throw ApiError(400, path_.substr(0, path_.size() - 1) + ": is not an object", path_);
+  if (object.is_object()) return;
+  const auto param = path_.substr(0, path_.find_last_not_of('.') + 1);
+  throw ApiError(400, param + ": is not an object", param);
 }
 
 const ordered_json* Fields::find(std::string_view name) const {

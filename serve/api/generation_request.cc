@@ -4,15 +4,11 @@
 
 #include <algorithm>
 #include <charconv>
-#include <filesystem>
-#include <memory>
 #include <string_view>
-#include <system_error>
 #include <utility>
 
 #include "distckpt/base/error.h"
-#include "rollout/text/content_parts.h"
-#include "rollout/text/shallow_json.h"
+#include "serve/api/chat_prompt.h"
 #include "serve/api/fields.h"
 #include "serve/api/prompt_fields.h"
 #include "serve/api/structured_outputs.h"
@@ -21,7 +17,6 @@ namespace ferry::serve {
 namespace {
 
 constexpr std::size_t kMostPrompts = 1024;  // of one request
-constexpr std::string_view kFile = "file://";
 
 // Fields whose neglect would change the answer.
 void refuse_unsupported(const Fields& fields) {
@@ -42,6 +37,13 @@ void refuse_unsupported(const Fields& fields) {
   std::int64_t best_of = n;
   fields.read("best_of", best_of);
   refuse_if("best_of", best_of != n);
+  double length_penalty = 1;
+  fields.read("length_penalty", length_penalty);
+  refuse_if("length_penalty", length_penalty != 1);
+  std::vector<std::string> modalities;
+  fields.read_strings("modalities", modalities);
+  if (std::ranges::any_of(modalities, [](const auto& one) { return one != "text"; }))
+    fields.refuse("modalities", "has others than \"text\", which are not supported");
 }
 
 void read_sampling(const Fields& fields, rollout::SamplingParams& params) {
@@ -60,11 +62,6 @@ void read_sampling(const Fields& fields, rollout::SamplingParams& params) {
   fields.read("stop_token_ids", params.stop_token_ids);
   fields.read("ignore_eos", params.ignore_eos);
   fields.read("min_tokens", params.min_tokens);
-}
-
-std::vector<std::int64_t> encode(const std::string& text, bool special, const ServedModel& model) {
-  const auto ids = model.require_tokenizer("prompt").encode(text, {.add_special_tokens = special});
-  return {ids.begin(), ids.end()};
 }
 
 // {"50256": -100}, by token ids; as vLLM has it, a number beyond [-100, 100] is its bound.
@@ -106,7 +103,8 @@ void read_bad_words(const Fields& fields,
   for (const auto& given : words) {
     const auto word = given.substr(std::min(given.find_first_not_of(" \t\n\r\v\f"), given.size()));
     if (word.empty()) fields.refuse("bad_words", "has a word without text");
-    auto alone = encode(word, false, model), behind = encode(" " + word, false, model);
+    auto alone = model.encode(word, false, "bad_words"),
+         behind = model.encode(" " + word, false, "bad_words");
     const bool differs = behind.size() == alone.size() && behind.front() != alone.front();
     params.bad_words_token_ids.push_back(std::move(alone));
     if (differs) params.bad_words_token_ids.push_back(std::move(behind));
@@ -163,12 +161,16 @@ void truncate_prompts(const Fields& fields, const ServedModel& model, Generation
     if (std::cmp_greater(prompt.size(), kept)) prompt.erase(prompt.begin(), prompt.end() - kept);
 }
 
-void check_params(const GenerationRequest& request) {
+// `max_tokens`: the client's name for it.
+void check_params(const GenerationRequest& request, const std::string& max_tokens) {
   try {
     request.params.verify();
   } catch (const Error& error) {
     const std::string message = error.what();
-    throw ApiError(400, message, message.substr(0, message.find(':')));
+    const auto colon = std::min(message.find(':'), message.size());
+    const auto name = message.substr(0, colon);
+    const auto& param = name == "max_tokens" ? max_tokens : name;
+    throw ApiError(400, param + message.substr(colon), param);
   }
 }
 
@@ -189,12 +191,13 @@ void check_length(GenerationRequest& request,
   const auto room = model.max_model_len - longest + (request.draws_nothing ? 1 : 0);
   if (room < 1 || max_tokens.value_or(1) > room) {
     const auto message = fmt::format(
-        "the model takes {} tokens, and the prompt has {}{}", model.max_model_len, longest,
+        "the {} {} tokens, and the prompt has {}{}",
+        model.is_limited_by_cache ? "KV cache holds" : "model takes", model.max_model_len, longest,
         max_tokens && !request.draws_nothing ? fmt::format(", {} {}", param, *max_tokens) : "");
     throw ApiError(400, message, room < 1 ? "prompt" : param, "context_length_exceeded");
   }
   request.params.max_tokens = max_tokens.value_or(room);
-  check_params(request);
+  check_params(request, param);
 }
 
 // A text, a list of texts, token ids, or a list of lists of token ids.
@@ -207,10 +210,10 @@ void read_prompts(const Fields& fields, const ServedModel& model, GenerationRequ
     return prompt->is_array() && !prompt->empty() && std::ranges::all_of(*prompt, is_one);
   };
   if (prompt->is_string()) {
-    request.prompts.push_back(encode(prompt->get<std::string>(), special, model));
+    request.prompts.push_back(model.encode(prompt->get<std::string>(), special, "prompt"));
   } else if (is_list_of([](const auto& one) { return one.is_string(); })) {
     for (const auto& one : *prompt)
-      request.prompts.push_back(encode(one.template get<std::string>(), special, model));
+      request.prompts.push_back(model.encode(one.template get<std::string>(), special, "prompt"));
   } else if (is_list_of([](const auto& one) { return one.is_array(); })) {
     for (const auto& one : *prompt) request.prompts.push_back(token_ids_of(one, "prompt"));
   } else if (is_list_of([](const auto& one) { return one.is_number(); })) {
@@ -222,106 +225,6 @@ void read_prompts(const Fields& fields, const ServedModel& model, GenerationRequ
     fields.refuse("prompt", fmt::format("has more than {} prompts", kMostPrompts));
 }
 
-// Parts of text become one text, as vLLM joins them; beside images they stay parts.
-ordered_json content_of(const ordered_json& content, const std::string& param, bool sees) {
-  if (!content.is_array()) {
-    if (content.is_string() || content.is_null()) return content;
-    throw ApiError(400, param + ": is neither text nor a list of parts", param);
-  }
-  std::string text;
-  bool has_image = false;
-  for (const auto& part : content) {
-    std::string type, one;
-    const Fields fields(part, param + ".");
-    fields.read("type", type);
-    if (type == "image_url" && sees) {
-      if (!fields.has("image_url")) fields.refuse("image_url", "is missing");
-      has_image = true;
-      continue;
-    }
-    if (type == "refusal") {  // of an answer before
-      fields.read("refusal", one);
-    } else if (type == "text" || type == "input_text") {
-      fields.read("text", one);
-    } else {
-      fields.refuse("type", sees ? "is neither \"text\" nor \"image_url\"" : "is not \"text\"");
-    }
-    text += (text.empty() ? "" : "\n") + one;
-  }
-  return has_image ? content : ordered_json(std::move(text));
-}
-
-// Templates want a call's arguments as an object; the API has them as text.
-void parse_arguments(ordered_json& message) {
-  const auto calls = message.find("tool_calls");
-  if (calls == message.end() || !calls->is_array()) return;
-  for (auto& call : *calls) {
-    if (!call.is_object() || !call.contains("function") || !call["function"].is_object()) continue;
-    auto& function = call["function"];
-    if (!function.contains("arguments") || !function["arguments"].is_string()) continue;
-    const auto text = function["arguments"].get<std::string>();
-    auto arguments = rollout::text::parse_shallow_json(text.empty() ? "{}" : text);
-    if (arguments.is_object()) function["arguments"] = std::move(arguments);
-  }
-}
-
-}  // namespace
-
-ordered_json chat_messages(const ordered_json& body, bool sees) {
-  const Fields fields(body);
-  const auto* const given = fields.find("messages");
-  if (given == nullptr || !given->is_array() || given->empty())
-    fields.refuse("messages", "is not a list with a message");
-  auto messages = ordered_json::array();
-  for (std::size_t i = 0; i < given->size(); ++i) {
-    const auto param = fmt::format("messages.{}.", i);
-    const Fields of_message((*given)[i], param);
-    std::string role;
-    of_message.read("role", role);
-    if (role.empty()) of_message.refuse("role", "is missing");
-    auto message = (*given)[i];
-    message["content"] =
-        content_of(message.value("content", ordered_json()), param + "content", sees);
-    parse_arguments(message);
-    messages.push_back(std::move(message));
-  }
-  return messages;
-}
-
-namespace {
-
-std::filesystem::path real_path(std::string_view path) {
-  std::error_code error;
-  auto real = std::filesystem::weakly_canonical(path, error);
-  require(!error, ErrorKind::kUsage, "{}: {}", path, error.message());
-  return real;
-}
-
-// Only what the server's user allows is read: a client names files of the server.
-std::string read_image(const rollout::text::ImageSource& source, const ServedImages& images) {
-  if (source.place.starts_with("data:")) return source.read();
-  require(source.place.starts_with(kFile) && !images.allowed_media_folder.empty(),
-          ErrorKind::kUsage,
-          "{}: is neither a data: URL nor a file below --allowed-local-media-path", source.name());
-  const auto folder = real_path(images.allowed_media_folder);
-  const auto file = real_path(std::string_view(source.place).substr(kFile.size()));
-  const auto [of_folder, of_file] = std::ranges::mismatch(folder, file);
-  require(of_folder == folder.end() && of_file != file.end(), ErrorKind::kUsage,
-          "{}: is not below --allowed-local-media-path", source.name());
-  return rollout::text::ImageSource{.place = file.string()}.read();
-}
-
-// Takes the images out of the messages.
-ImageFiles read_images(ordered_json& messages, const ServedModel& model) {
-  if (!model.images || !rollout::text::has_images(messages)) return nullptr;
-  const auto sources = rollout::text::take_images(messages);
-  require(static_cast<std::int64_t>(sources.size()) <= model.images->max_images, ErrorKind::kUsage,
-          "{} images, more than {}", sources.size(), model.images->max_images);
-  std::vector<std::string> files;
-  for (const auto& source : sources) files.push_back(read_image(source, *model.images));
-  return std::make_shared<const std::vector<std::string>>(std::move(files));
-}
-
 }  // namespace
 
 void check_model(const ordered_json& body, const ServedModel& model) {
@@ -330,60 +233,6 @@ void check_model(const ordered_json& body, const ServedModel& model) {
   if (name != model.name)
     throw ApiError(404, fmt::format("the model `{}` does not exist", name), "model",
                    "model_not_found");
-}
-
-namespace {
-
-bool has_channels(const ServedModel& model) {
-  return model.tool_format && rollout::text::has_channels(*model.tool_format);
-}
-
-// Functions; null without any. OpenAI's custom tools take a text that no chat template asks for.
-ordered_json tools_of(const Fields& fields) {
-  const auto* const tools = fields.find("tools");
-  if (tools == nullptr) return {};
-  if (!tools->is_array()) fields.refuse("tools", "is not a list");
-  for (std::size_t i = 0; i < tools->size(); ++i) {
-    const Fields of_tool((*tools)[i], fmt::format("tools.{}.", i));
-    std::string type = "function", name;
-    of_tool.read("type", type);
-    if (type != "function") of_tool.refuse("type", "is not \"function\": others are not supported");
-    if (!of_tool.has("function")) of_tool.refuse("function", "is missing");
-    Fields(*of_tool.find("function"), fmt::format("tools.{}.function.", i)).read("name", name);
-    if (name.empty()) of_tool.refuse("function", "has no name");
-  }
-  return tools->empty() ? ordered_json() : *tools;
-}
-
-}  // namespace
-
-ChatPrompt chat_prompt(const ordered_json& body, const ServedModel& model) {
-  const Fields fields(body);
-  rollout::text::ChatOptions options{.add_generation_prompt = true};
-  fields.read("add_generation_prompt", options.add_generation_prompt);
-  fields.read("continue_final_message", options.continue_final_message);
-  if (options.continue_final_message && !fields.has("add_generation_prompt"))
-    options.add_generation_prompt = false;
-  options.tools = tools_of(fields);
-  if (const auto* const documents = fields.find("documents")) options.documents = *documents;
-  if (const auto* const variables = fields.find("chat_template_kwargs")) {
-    if (!variables->is_object()) fields.refuse("chat_template_kwargs", "is not an object");
-    options.variables = *variables;
-  }
-  const auto& chosen = options.tools.is_null() ? model.chat_template : model.tool_template;
-  if (!chosen) throw ApiError(400, "the model has no chat template", "messages");
-  bool special = false;  // the template writes them
-  fields.read("add_special_tokens", special);
-  try {
-    auto messages = chat_messages(body, model.images.has_value());
-    if (has_channels(model)) rollout::text::name_thinking(messages);
-    auto images = read_images(messages, model);
-    auto text = chosen->apply(messages, options);
-    if (images) text = model.images->expand(text, images);
-    return {.token_ids = encode(text, special, model), .images = std::move(images)};
-  } catch (const Error& error) {
-    throw ApiError(400, error.what(), "messages");
-  }
 }
 
 namespace {
@@ -407,7 +256,7 @@ std::optional<std::string> forced_call(const Fields& fields) {
 
 // Calls are found unless the request says "none".
 void read_tools(const Fields& fields, const ServedModel& model, GenerationRequest& request) {
-  if (has_channels(model)) {
+  if (model.has_channels()) {
     request.tool_format = model.tool_format;
     request.skip_special_tokens = false;
   }

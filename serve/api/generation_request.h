@@ -41,18 +41,6 @@ struct GenerationRequest {
 GenerationRequest parse_completion(const ordered_json& body, const ServedModel& model);
 GenerationRequest parse_chat_completion(const ordered_json& body, const ServedModel& model);
 
-struct ChatPrompt {
-  std::vector<std::int64_t> token_ids{};
-  ImageFiles images{};
-};
-
-// The prompt of a chat: `messages`, `tools` and the options of the template in `body`.
-ChatPrompt chat_prompt(const ordered_json& body, const ServedModel& model);
-
-// The messages of a chat as templates want them: parts of text as one text, arguments of calls as
-// objects. `sees`: parts of images stay; otherwise they are refused.
-ordered_json chat_messages(const ordered_json& body, bool sees = false);
-
 void check_model(const ordered_json& body, const ServedModel& model);
 
 }  // namespace ferry::serve

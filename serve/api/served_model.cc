@@ -13,6 +13,13 @@ const rollout::text::Tokenizer& ServedModel::require_tokenizer(const std::string
   return *tokenizer;
 }
 
+std::vector<std::int64_t> ServedModel::encode(const std::string& text,
+                                              bool special,
+                                              const std::string& param) const {
+  const auto ids = require_tokenizer(param).encode(text, {.add_special_tokens = special});
+  return {ids.begin(), ids.end()};
+}
+
 const std::string& TokenTexts::of(std::int64_t id) {
   const auto [found, is_new] = texts_.try_emplace(id);
   if (!is_new) return found->second;

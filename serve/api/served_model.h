@@ -29,8 +29,9 @@ struct ServedImages {
 
 struct ServedModel {
   std::string name{};
-  std::string root{};  // the checkpoint
-  std::int64_t max_model_len = 0;
+  std::string root{};                // the checkpoint
+  std::int64_t max_model_len = 0;    // tokens of a sequence, at most
+  bool is_limited_by_cache = false;  // max_model_len is what the KV cache holds, the model more
   std::int64_t vocab_size = 0;
   std::int64_t max_num_seqs = 0;
   const rollout::text::Tokenizer* tokenizer = nullptr;  // or null; outlives this
@@ -41,6 +42,12 @@ struct ServedModel {
 
   // Throws ApiError 400 if there is none.
   const rollout::text::Tokenizer& require_tokenizer(const std::string& param) const;
+  // The tokens of a text; `special`: with those that the tokenizer adds. Throws as above.
+  std::vector<std::int64_t> encode(const std::string& text,
+                                   bool special,
+                                   const std::string& param) const;
+  // True if its answers are messages on channels.
+  bool has_channels() const { return tool_format && rollout::text::has_channels(*tool_format); }
 };
 
 // The texts of single tokens, kept.

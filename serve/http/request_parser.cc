@@ -34,6 +34,19 @@ bool lists(std::string_view list, std::string_view word) {
   return false;
 }
 
+// Path and query; of http://HOST/PATH, as one asks a proxy, without scheme and host.
+std::string origin_form(std::string_view target) {
+  for (const std::string_view scheme : {"http://", "https://"}) {
+    if (lower_case(target.substr(0, scheme.size())) != scheme) continue;
+    target.remove_prefix(scheme.size());
+    const auto end = std::min(target.find_first_of("/?"), target.size());
+    if (end == 0) return "";  // there is no host
+    target.remove_prefix(end);
+    return (target.starts_with('/') ? "" : "/") + std::string(target);
+  }
+  return std::string(target);
+}
+
 bool parse_size(std::string_view digits, int base, std::size_t& value) {
   const auto* const end = digits.data() + digits.size();
   const auto [at, error] = std::from_chars(digits.data(), end, value, base);
@@ -131,9 +144,10 @@ void RequestParser::read_request_line(std::string_view line) {
   if (first == std::string_view::npos || first == last || !is_token(line.substr(0, first)))
     return refuse(400, "the request line is not METHOD TARGET HTTP/1.1");
   request_.method = line.substr(0, first);
-  const auto target = line.substr(first + 1, last - first - 1);
+  const auto target = origin_form(line.substr(first + 1, last - first - 1));
   const auto version = line.substr(last + 1);
-  if (!target.starts_with('/') ||
+  const bool is_of_server = target == "*" && request_.method == "OPTIONS";
+  if (!(target.starts_with('/') || is_of_server) ||
       std::ranges::any_of(target, [](char c) { return c <= ' ' || c > '~'; }))
     return refuse(400, "the target of the request is not a path in ASCII");
   if (version != "HTTP/1.1" && version != "HTTP/1.0")

@@ -108,6 +108,59 @@ TEST_F(ApiServerTest, AStreamEndsAfterItsUsage) {
   EXPECT_TRUE(answer.ends_with("data: [DONE]\n\n\r\n0\r\n\r\n"));
 }
 
+// The JSON of a stream's events.
+std::vector<ordered_json> events_of(std::string answer) {
+  std::vector<ordered_json> events;
+  for (std::size_t at = 0; (at = answer.find("data: {", at)) != std::string::npos; ++at)
+    events.push_back(ordered_json::parse(answer.substr(at + 6, answer.find("\n", at) - at - 6)));
+  return events;
+}
+
+TEST_F(ApiServerTest, APartOfAStreamNamesTheWeights) {
+  post("/update_weights", {{"checkpoint", "x"}});
+  const auto events = events_of(
+      ask("POST", "/v1/chat/completions",
+          R"({"prompt_token_ids": [1], "max_tokens": 2, "stream": true, "logprobs": true})")
+          .second);
+  ASSERT_EQ(events.size(), 3U);
+  for (const auto& event : events) EXPECT_EQ(event["system_fingerprint"], "weights-1") << event;
+}
+
+TEST_F(ApiServerTest, APartOfAStreamHasTheUsageOfItsOwnChoice) {
+  const auto events = events_of(
+      ask("POST", "/v1/completions",
+          R"({"prompt": [[1, 2, 3], [4]], "max_tokens": 2, "n": 2, "stream": true, "return_token_ids": true,
+              "stream_options": {"include_usage": true, "continuous_usage_stats": true}})")
+          .second);
+  std::vector<int> drawn(4, 0);
+  for (const auto& event : events) {
+    if (event["choices"].empty()) continue;
+    const auto& choice = event["choices"][0];
+    const auto index = choice["index"].get<std::size_t>();
+    drawn[index] += static_cast<int>(choice["token_ids"].size());
+    EXPECT_EQ(event["usage"]["prompt_tokens"], index < 2 ? 3 : 1) << event;
+    EXPECT_EQ(event["usage"]["completion_tokens"], drawn[index]) << event;
+  }
+  EXPECT_EQ(drawn, std::vector<int>(4, 2));
+  EXPECT_EQ(events.back()["usage"]["completion_tokens"], 8);
+  const auto chat = events_of(ask("POST", "/v1/chat/completions",
+                                  R"({"prompt_token_ids": [1, 2], "max_tokens": 1, "stream": true,
+              "stream_options": {"continuous_usage_stats": true}})")
+                                  .second);
+  EXPECT_EQ(chat.front()["usage"],
+            (ordered_json{{"prompt_tokens", 2}, {"completion_tokens", 0}, {"total_tokens", 2}}));
+}
+
+TEST_F(ApiServerTest, OnlyAStopThatTheRequestAskedForIsAReason) {
+  engine_.stop_token = token_of({1}, 5, 0, 2);
+  ordered_json body{{"prompt", {1}}, {"seed", 5}, {"max_tokens", 9}};
+  const auto by_model = post("/v1/completions", body)["choices"][0];
+  EXPECT_EQ(by_model["finish_reason"], "stop");
+  EXPECT_EQ(by_model["stop_reason"], nullptr);
+  body["stop_token_ids"] = {engine_.stop_token};
+  EXPECT_EQ(post("/v1/completions", body)["choices"][0]["stop_reason"], engine_.stop_token);
+}
+
 TEST_F(ApiServerTest, ErrorsHaveOpenAisForm) {
   const auto [status, answer] = ask("POST", "/v1/completions", R"({"prompt": [1], "n": "x"})");
   EXPECT_EQ(status, 400);
@@ -122,6 +175,8 @@ TEST_F(ApiServerTest, NamesTheMethodsOfAPath) {
   const auto [status, shown] = whole("OPTIONS", "/v1/models");
   EXPECT_EQ(status, 200);
   EXPECT_NE(shown.find("Allow: GET, HEAD, OPTIONS\r\n"), std::string::npos) << shown;
+  EXPECT_NE(whole("OPTIONS", "*").second.find("Allow: GET, HEAD, POST, OPTIONS\r\n"),
+            std::string::npos);
   EXPECT_NE(whole("DELETE", "/pause").second.find("Allow: POST, OPTIONS\r\n"), std::string::npos);
   const auto head = whole("HEAD", "/v1/models"), get = whole("GET", "/v1/models");
   EXPECT_EQ(head.first, 200);

@@ -49,14 +49,17 @@ class FakeEngine : public EngineSteps {
     std::vector<RequestOutput> outputs;
     for (auto at = requests_.begin(); at != requests_.end();) {
       auto& [prompt, params, drawn] = at->second;
-      const bool is_last = ++drawn >= params.max_tokens;
+      ++drawn;
+      const bool stops = token_of(prompt, params.seed.value_or(0), 0, drawn) == stop_token;
+      const bool is_last = stops || drawn >= params.max_tokens;
       RequestOutput output{.request_id = at->first, .finished = is_last};
       for (std::int64_t i = 0; i < params.n; ++i) {
         auto& sample = output.outputs.emplace_back();
         sample.index = i;
         sample.tokens.push_back(
             {.token_id = token_of(prompt, params.seed.value_or(0), i, drawn) + weights});
-        if (is_last) sample.finish_reason = FinishReason::kLength;
+        if (is_last) sample.finish_reason = stops ? FinishReason::kStop : FinishReason::kLength;
+        if (stops) sample.stop_reason = stop_token;
       }
       outputs.push_back(std::move(output));
       at = is_last ? requests_.erase(at) : std::next(at);
@@ -105,6 +108,7 @@ class FakeEngine : public EngineSteps {
                    sleeps = 0;
   std::atomic<std::int64_t> weights = 0;
   std::atomic<bool> fails = false, lost = false, old_files_changed = false, fails_to_load = false;
+  std::int64_t stop_token = -1;  // of the first sample ends a request
   std::string refused = "none";  // a checkpoint that this engine alone does not take
 
  private:

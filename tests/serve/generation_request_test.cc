@@ -107,10 +107,45 @@ TEST(GenerationRequest, NamesTheFieldThatIsWrong) {
   EXPECT_EQ(error_of(R"({"prompt": [1], "stream": true, "stream_options": {"include_usage": 1}})"),
             "stream_options.include_usage: is not true or false");
   EXPECT_EQ(error_of(R"({"prompt": [1], "suffix": "x"})"), "suffix: is not supported");
+  EXPECT_EQ(error_of(R"({"prompt": [1], "length_penalty": 2})"),
+            "length_penalty: is not supported");
+  EXPECT_EQ(error_of(R"({"prompt": [1], "length_penalty": 1, "modalities": ["text"]})"), "");
+  EXPECT_EQ(error_of(R"({"prompt": [1], "modalities": ["text", "audio"]})"),
+            "modalities: has others than \"text\", which are not supported");
   EXPECT_EQ(error_of(R"({"prompt": [1], "max_tokens": 100})"),
             "the model takes 100 tokens, and the prompt has 1, max_tokens 100");
   EXPECT_EQ(error_of(R"({"model": "x", "prompt": [1]})"), "the model `x` does not exist");
   EXPECT_EQ(error_of("[]"), "the body is no JSON object");
+}
+
+ordered_json error_of_chat(const std::string& fields, const ServedModel& model = kModel) {
+  try {
+    parse_chat_completion(parse_object("{" + fields + "}"), model);
+  } catch (const ApiError& error) {
+    return ordered_json::parse(error.body()).at("error");
+  }
+  return nullptr;
+}
+
+TEST(GenerationRequest, NamesAFieldAsTheClientDoes) {
+  const auto param_of = [](const std::string& field) {
+    return error_of_chat(R"("prompt_token_ids": [1], "stream": true, )" + field).at("param");
+  };
+  EXPECT_EQ(param_of(R"("stream_options": 1)"), "stream_options");
+  EXPECT_EQ(param_of(R"("max_completion_tokens": 0)"), "max_completion_tokens");
+  EXPECT_EQ(param_of(R"("max_tokens": 0)"), "max_tokens");
+  EXPECT_EQ(param_of(R"("tools": [4])"), "tools.0");
+}
+
+TEST(GenerationRequest, IsAsLongAsTheCacheHolds) {
+  const ServedModel model{.max_model_len = 10, .is_limited_by_cache = true, .vocab_size = 50};
+  const auto request =
+      parse_chat_completion(parse_object(R"({"prompt_token_ids": [1, 2]})"), model);
+  EXPECT_EQ(request.params.max_tokens, 8);
+  const auto error = error_of_chat(R"("prompt_token_ids": [1, 2], "max_tokens": 9)", model);
+  EXPECT_EQ(error.at("code"), "context_length_exceeded");
+  EXPECT_EQ(error.at("message"),
+            "the KV cache holds 10 tokens, and the prompt has 2, max_tokens 9");
 }
 
 TEST(GenerationRequest, RefusesNestingThatNoRecursionSurvives) {

@@ -58,6 +58,24 @@ TEST(RequestParser, KeepsAConnectionAsItsVersionSays) {
   EXPECT_FALSE(fed("GET / HTTP/1.1\r\nHost: x\r\nConnection: x, Close\r\n\r\n").take().keep_alive);
 }
 
+// RFC 9112, 3.2.2 and 3.2.4.
+TEST(RequestParser, TakesTheTargetsOfProxiesAndOfTheServer) {
+  const auto target_of = [](const std::string& line) {
+    auto parser = fed(line + " HTTP/1.1\r\nHost: x\r\n\r\n");
+    if (parser.refused_status() != 0) return std::to_string(parser.refused_status());
+    const auto request = parser.take();
+    return request.path + " " + request.query;
+  };
+  EXPECT_EQ(target_of("GET http://host:80/health?a=b"), "/health a=b");
+  EXPECT_EQ(target_of("GET HTTPS://host/health"), "/health ");
+  EXPECT_EQ(target_of("GET http://host"), "/ ");
+  EXPECT_EQ(target_of("GET http://host?a/b"), "/ a/b");
+  EXPECT_EQ(target_of("OPTIONS *"), "* ");
+  for (const char* const line : {"GET *", "GET http:///health", "GET ftp://host/health", "GET ?a",
+                                 "GET health", "CONNECT host:80"})
+    EXPECT_EQ(target_of(line), "400") << line;
+}
+
 TEST(RequestParser, AsksForABodyThatWaits) {
   auto parser =
       fed("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nExpect: 100-continue\r\n\r\n");
@@ -78,7 +96,7 @@ TEST(RequestParser, RefusesWhatTwoReadersCouldReadDifferently) {
   EXPECT_EQ(status_of("GET / HTTP/1.1\nHost: x\n\n"), 400);
   EXPECT_EQ(status_of("GET / HTTP/1.1\r\n\r\n"), 400);
   EXPECT_EQ(status_of("GET  HTTP/1.1\r\n"), 400);
-  EXPECT_EQ(status_of("GET http://x/ HTTP/1.1\r\n"), 400);
+  EXPECT_EQ(status_of("GET x:/ HTTP/1.1\r\n"), 400);
   EXPECT_EQ(status_of("GET / HTTP/2.0\r\n"), 505);
   const std::string chunked = "POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n";
   EXPECT_EQ(status_of(chunked + "-1\r\n"), 400);

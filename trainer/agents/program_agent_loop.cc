@@ -9,6 +9,7 @@
 
 #include "distckpt/base/error.h"
 #include "serve/api/api_error.h"
+#include "serve/api/chat_prompt.h"
 #include "serve/api/choices.h"
 #include "serve/api/fields.h"
 
