@@ -22,7 +22,7 @@
 #include "distckpt/base/error.h"
 #include "distckpt/storage/file_io.h"
 #include "trainer/config/config_value.h"
-#include "trainer/config/ppo_rules.h"
+#include "trainer/config/rules/ppo_rules.h"
 #include "trainer/plan/auto_settings.h"
 
 namespace ferry::cli {
@@ -100,6 +100,12 @@ trainer::DeviceSpec device_of(const PlanFlags& flags, trainer::DeviceKind kind) 
     require(!flags.device, ErrorKind::kUsage,
             "--device {}: has no effect: trainer.device of the run is cpu",
             flags.device.value_or(""));
+    require(flags.host_memory.empty(), ErrorKind::kUsage,
+            "--host-memory: has no effect: trainer.device of the run is cpu, whose memory is "
+            "--memory");
+    require(flags.image_tokens == 0, ErrorKind::kUsage,
+            "--image-tokens: has no effect: trainer.device of the run is cpu, whose seconds are "
+            "not planned");
     device.memory = std::int64_t{::sysconf(_SC_PHYS_PAGES)} * ::sysconf(_SC_PAGESIZE);
   }
   if (!flags.memory.empty()) device.memory = parse_size(flags.memory, "--memory");
@@ -274,7 +280,10 @@ void add_plan(CLI::App& app) {
       ->check(CLI::Range(1, 1000));
   add_json(*command, flags->json);
   command->footer("Exit status: 0 it fits, 2 it does not, or trouble.");
-  command->callback([flags] {
+  command->callback([command, flags] {
+    require_effective(*command, {{.here = flags->host_memory.empty() && flags->meshes == 0,
+                                  .options = {"--ranks-per-host"},
+                                  .why = "it is of --host-memory and --meshes"}});
     // A run may be described by settings alone.
     if (flags->config.find('=') != std::string::npos)
       flags->overrides.insert(flags->overrides.begin(), std::exchange(flags->config, {}));

@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <system_error>
 #include <vector>
 
@@ -37,6 +38,7 @@ namespace fs = std::filesystem;
 struct TrainFlags {
   std::string config{};
   std::vector<std::string> overrides{};
+  std::optional<std::string> reward_command{};
   bool print_config = false;
   bool quiet = false;
 };
@@ -70,11 +72,17 @@ void run_rank(const models::World& world, const std::function<void()>& body) {
 }
 
 template <typename Trainer, typename Config>
-void train(const TrainFlags& flags, const Config& config, const trainer::TrainerConfig& run) {
+void train(const TrainFlags& flags,
+           const Config& config,
+           const trainer::TrainerConfig& run,
+           const std::vector<std::string>& notes) {
   auto world = models::World::from_environment(trainer::world_options(run));
   const auto say = [&](const std::string& line) {
     if (!flags.quiet) std::fputs((line + '\n').c_str(), stderr);  // a full disk ends no run
   };
+  for (const auto& note : notes) {
+    if (world.rank() == 0) say(note);
+  }
   run_rank(world, [&] {
     Trainer trainer(config, world, {.say = say});
     if (!world.device().is_cuda()) return trainer.run();
@@ -94,16 +102,18 @@ void print_or_train(const TrainFlags& flags,
     fmt::print("{}", trainer::to_toml(defaults()));
     return;
   }
-  const auto config = load();
+  std::vector<std::string> notes;
+  const auto config = load(&notes);
   if (flags.print_config)
     fmt::print("{}", trainer::to_toml(config));
   else
-    train<Trainer>(flags, config, run(config));
+    train<Trainer>(flags, config, run(config), notes);
 }
 
 void train_sft(const TrainFlags& flags) {
   print_or_train<trainer::SftTrainer>(
-      flags, [&] { return trainer::load_sft_config(flags.config, flags.overrides); },
+      flags,
+      [&](auto* notes) { return trainer::load_sft_config(flags.config, flags.overrides, notes); },
       [] { return trainer::SftConfig{}; },
       [](const trainer::SftConfig& config) { return config.trainer; });
 }
@@ -135,9 +145,20 @@ void prepare_sandboxes(const trainer::PpoConfig& config) {
 }
 
 // `algorithm`: ppo or grpo.
-void train_ppo(const TrainFlags& flags, const std::string& algorithm) {
+void train_ppo(TrainFlags flags, const std::string& algorithm) {
+  if (flags.reward_command) {
+    constexpr std::string_view kKey = "reward_model.command=";
+    const bool twice = std::ranges::any_of(
+        flags.overrides, [&](const std::string& text) { return text.starts_with(kKey); });
+    require(!twice, ErrorKind::kUsage, "--reward-command and {}: name the program that scores once",
+            kKey);
+    flags.overrides.push_back(std::string(kKey) + *flags.reward_command);
+  }
   print_or_train<trainer::PpoTrainer>(
-      flags, [&] { return trainer::load_ppo_config(algorithm, flags.config, flags.overrides); },
+      flags,
+      [&](auto* notes) {
+        return trainer::load_ppo_config(algorithm, flags.config, flags.overrides, notes);
+      },
       [&] { return trainer::default_ppo_config(algorithm); },
       [](const trainer::PpoConfig& config) {
         prepare_sandboxes(config);
@@ -168,7 +189,7 @@ void add_replica(CLI::App& train) {
   struct Flags {
     std::string socket{};
     std::optional<std::size_t> slot{};
-    int gpu = 0;
+    std::optional<int> gpu{};
   };
   const auto flags = std::make_shared<Flags>();
   auto* const command = train.add_subcommand(
@@ -180,7 +201,7 @@ void add_replica(CLI::App& train) {
   command->add_option("--slot", flags->slot, "The number that the rank has given it");
   command
       ->add_option("--gpu", flags->gpu,
-                   "The GPU that it computes on, in a run with trainer.device=cuda")
+                   "The GPU that it computes on, in a run with trainer.device=cuda. Default: 0")
       ->check(CLI::NonNegativeNumber);
   command->footer("Exit status: 0 the run has ended, 2 trouble.");
   command->callback([flags] { trainer::run_replica(flags->socket, flags->slot, flags->gpu); });
@@ -204,9 +225,7 @@ void add_train(CLI::App& app) {
         flags, [algorithm](const TrainFlags& given) { train_ppo(given, algorithm); });
     command->add_option_function<std::string>(
         "--reward-command",
-        [flags](const std::string& program) {
-          flags->overrides.push_back("reward_model.command=" + program);
-        },
+        [flags](const std::string& program) { flags->reward_command = program; },
         "A program that scores the answers: docs/training/rewards.md");
   }
   add_replica(*train);

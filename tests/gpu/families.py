@@ -103,7 +103,7 @@ def meshes(family, prefix):
 def settings_of(algorithm, family, folder, device, values):
     make = sft_run.settings if algorithm == "sft" else ppo_run.settings
     data = {"data.train_files": [str(family.folder / ("sft.jsonl" if algorithm == "sft" else "train.jsonl"))]}
-    return make(family.folder, folder, **{"trainer.device": device, "checkpoint.save_freq": -1} | data | values)
+    return make(family.folder, folder, **{"trainer.device": device, "checkpoint.save_freq": 0} | data | values)
 
 
 def run(algorithm, family, ranks, label, arguments):

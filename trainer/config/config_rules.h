@@ -3,8 +3,11 @@
 //   add_rules(rules, optim_rules(), "critic.optim", [](const PpoConfig& c) -> auto& { ... });
 #pragma once
 
+#include <fmt/ranges.h>
+
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "distckpt/base/error.h"
@@ -37,6 +40,56 @@ void add_rules(ConfigRules<Config>& rules,
     };
     rules.push_back({.name = rule.name, .keys = keys, .holds = holds, .says = rule.says});
   }
+}
+
+// Keys that do nothing in some runs.
+template <typename Config>
+struct Ineffective {
+  std::vector<std::string> keys{};  // or whole sections; ".min_lr" as above
+  std::function<bool(const Config&)> has_effect{};
+  std::string because{};  // what they lack where it does not hold
+  bool is_note = false;   // said, not refused: keys that scripts set beside what switches them off
+};
+
+template <typename Config>
+using IneffectiveKeys = std::vector<Ineffective<Config>>;
+
+template <typename Config, typename Section, typename Get>
+void add_ineffective(IneffectiveKeys<Config>& all,
+                     const IneffectiveKeys<Section>& of_section,
+                     const std::string& section,
+                     Get get) {
+  for (const auto& one : of_section) {
+    auto keys = one.keys;
+    for (auto& key : keys) key = key.starts_with('.') ? section + key : key;
+    const auto has_effect = [of = one.has_effect, get](const Config& c) { return of(get(c)); };
+    all.push_back(
+        {.keys = keys, .has_effect = has_effect, .because = one.because, .is_note = one.is_note});
+  }
+}
+
+// Throws Error(kUsage) of the first keys that were set and have no effect, or returns a line for
+// each that is a note.
+template <typename Config>
+std::vector<std::string> find_ineffective(const Config& config,
+                                          const IneffectiveKeys<Config>& all,
+                                          const ConfigTable& table) {
+  std::vector<std::string> notes;
+  for (const auto& one : all) {
+    if (one.has_effect(config)) continue;
+    std::vector<std::string> set;
+    for (const auto& key : one.keys) {
+      for (auto& changed : table.changed(key)) set.push_back(std::move(changed));
+    }
+    if (set.empty()) continue;
+    const auto line = fmt::format("{}: no effect: {}", fmt::join(set, ", "), one.because);
+    notes.push_back("note       " + line);
+    if (one.is_note) continue;
+    Error error(ErrorKind::kUsage, fmt::format("configuration: {} [no_effect]", line));
+    for (const auto& key : set) error.add_context("reading " + table.describe(key));
+    throw error;
+  }
+  return notes;
 }
 
 // Throws Error(kUsage) of the first rule that does not hold: its name, what is wrong, and each of

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "distckpt/base/nearest_name.h"
+#include "trainer/config/peers_keys.h"
 
 namespace ferry::trainer {
 namespace {
@@ -31,6 +32,14 @@ bool is_text(const ConfigValue& value) {
   if (const auto* list = std::get_if<ConfigValue::List>(&value.value))
     return std::ranges::all_of(*list, is_text);
   return std::holds_alternative<std::string>(value.value);
+}
+
+bool is_nothing(const ConfigValue& value) {
+  if (const auto number = number_of(value)) return *number == 0;
+  if (const auto* flag = std::get_if<bool>(&value.value)) return !*flag;
+  if (const auto* text = std::get_if<std::string>(&value.value)) return text->empty();
+  if (const auto* list = std::get_if<ConfigValue::List>(&value.value)) return list->empty();
+  return std::get<ConfigValue::Table>(value.value).empty();
 }
 
 // The members of a text that commas separate, without blanks around them.
@@ -123,6 +132,11 @@ std::optional<std::string> ConfigType<std::string>::read(const ConfigValue& valu
   return given == nullptr ? std::nullopt : std::optional(*given);
 }
 
+std::optional<ConfigValue::Table> ConfigType<ConfigValue::Table>::read(const ConfigValue& value) {
+  const auto* given = std::get_if<ConfigValue::Table>(&value.value);
+  return given == nullptr ? std::nullopt : std::optional(*given);
+}
+
 void ConfigTable::section(std::string name, std::string help) {
   sections_.push_back(
       {.name = std::move(name), .help = std::move(help), .first_field = fields_.size()});
@@ -153,6 +167,10 @@ const ConfigTable::Field& ConfigTable::at(std::string_view key) const {
 }
 
 void ConfigTable::refuse_key(const ConfigEntry& entry) const {
+  const auto what = fmt::format("{}: {}: there is no such key", entry.where, entry.key);
+  if (const auto hint = hint_for_peers_key(
+          entry.key, [this](const std::string& key) { return index_.contains(key); }))
+    throw Error(ErrorKind::kUsage, what, *hint);
   std::vector<std::string> keys;
   std::vector<std::string> elsewhere;  // the same name in another section, as peers sort them
   for (const auto& field : fields_) {
@@ -166,8 +184,7 @@ void ConfigTable::refuse_key(const ConfigEntry& entry) const {
     suggestion = *std::ranges::min_element(
         elsewhere, {}, [&](const std::string& key) { return edit_distance(entry.key, key); });
   }
-  throw Error(ErrorKind::kUsage,
-              fmt::format("{}: {}: there is no such key", entry.where, entry.key),
+  throw Error(ErrorKind::kUsage, what,
               suggestion ? fmt::format("did you mean {}?", *suggestion) : "");
 }
 
@@ -188,10 +205,35 @@ void ConfigTable::require_limit(const Field& field,
   throw error;
 }
 
+bool ConfigTable::set_within_table(const ConfigEntry& entry) {
+  for (auto& field : fields_) {
+    if (!entry.key.starts_with(field.key + '.')) continue;
+    auto whole = field.get();
+    if (!whole || !std::holds_alternative<ConfigValue::Table>(whole->value)) continue;
+    auto* table = &std::get<ConfigValue::Table>(whole->value);
+    auto name = entry.key.substr(field.key.size() + 1);
+    for (auto dot = name.find('.'); dot != name.npos; dot = name.find('.')) {
+      auto& inner = (*table)[name.substr(0, dot)].value;
+      if (!std::holds_alternative<ConfigValue::Table>(inner)) inner = ConfigValue::Table{};
+      table = &std::get<ConfigValue::Table>(inner);
+      name.erase(0, dot + 1);
+    }
+    if (const auto* value = std::get_if<ConfigValue>(&entry.value))
+      (*table)[name] = *value;
+    else
+      table->erase(name);
+    field.set(&*whole);
+    field.where = entry.where;
+    return true;
+  }
+  return false;
+}
+
 void ConfigTable::set(const ConfigEntry& entry) {
   const auto found = index_.find(entry.key);
   const bool is_empty = std::holds_alternative<std::monostate>(entry.value);
   if (found == index_.end()) {
+    if (set_within_table(entry)) return;
     const bool is_empty_section =
         is_empty && std::ranges::any_of(sections_, [&](const Section& section) {
           return (section.name + '.').starts_with(entry.key + '.');  // or one that holds sections
@@ -200,6 +242,11 @@ void ConfigTable::set(const ConfigEntry& entry) {
     return;
   }
   auto& field = fields_[found->second];
+  const ConfigValue nothing{ConfigValue::Table{}};
+  if (is_empty && field.set(&nothing)) {  // of a table
+    field.where = entry.where;
+    return;
+  }
   require(!is_empty, ErrorKind::kUsage, "{}: {}: is a section without keys, {} is expected",
           entry.where, entry.key, field.type);
   const auto* value = std::get_if<ConfigValue>(&entry.value);
@@ -220,6 +267,7 @@ void ConfigTable::set(const ConfigEntry& entry) {
           entry.key, to_toml(*value), field.type);
   require_limit(field, entry, *value);
   field.where = entry.where;
+  field.is_inherited = false;
 }
 
 void ConfigTable::inherit(std::string_view to,
@@ -235,6 +283,7 @@ void ConfigTable::inherit(std::string_view to,
     require(field.set(value ? &*value : nullptr), ErrorKind::kBug, "{}: cannot have what {} has",
             field.key, source.key);
     field.where = fmt::format("as {}, {}", source.key, source.where);
+    field.is_inherited = true;
   }
 }
 
@@ -244,6 +293,18 @@ void ConfigTable::write_unset(std::string_view to, std::string_view from) {
     if (field.key == fmt::format("{}.{}", to, name) && !field.get())
       field.written_unset = at(fmt::format("{}.{}", from, name)).get().has_value();
   }
+}
+
+std::vector<std::string> ConfigTable::changed(std::string_view section_or_key) const {
+  std::vector<std::string> keys;
+  for (const auto& field : fields_) {
+    const bool is_meant =
+        field.key == section_or_key || field.key.starts_with(fmt::format("{}.", section_or_key));
+    const auto value = field.get();
+    if (is_meant && value && value != field.usual && !is_nothing(*value) && !field.is_inherited)
+      keys.push_back(field.key);
+  }
+  return keys;
 }
 
 std::string ConfigTable::describe(std::string_view key) const {

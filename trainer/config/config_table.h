@@ -71,6 +71,13 @@ struct ConfigType<std::string> {
   static std::optional<std::string> read(const ConfigValue& value);
   static ConfigValue write(const std::string& value) { return {value}; }
 };
+// A section whose keys the run does not know: a whole table, or key by key below its name.
+template <>
+struct ConfigType<ConfigValue::Table> {
+  static std::string name() { return "a table"; }
+  static std::optional<ConfigValue::Table> read(const ConfigValue& value);
+  static ConfigValue write(const ConfigValue::Table& value) { return {value}; }
+};
 // One value stands for a list of it.
 template <typename T>
 struct ConfigType<std::vector<T>> {
@@ -198,6 +205,11 @@ class ConfigTable {
   // Writes "null" for what section `to` leaves unset and section `from` sets: it is not inherited.
   void write_unset(std::string_view to, std::string_view from);
 
+  // The keys of a section, or the one key of that name, that somebody gave another value than the
+  // default, and one that is something: neither 0, false nor empty. Inherited values are not among
+  // them.
+  std::vector<std::string> changed(std::string_view section_or_key) const;
+
   // "optim.lr = 0.1 (run.toml:12)"; of a field that nobody set, "optim.lr = 1e-05 (the default)".
   std::string describe(std::string_view key) const;
 
@@ -216,6 +228,7 @@ class ConfigTable {
     std::function<std::optional<ConfigValue>()> get{};
     std::optional<ConfigValue> usual{};  // the default
     bool separated = false;
+    bool is_inherited = false;
     bool written_unset = false;  // "null" where it holds nothing
     std::string where{};         // it was set; "" if it was not
   };
@@ -233,6 +246,8 @@ class ConfigTable {
                  std::function<std::optional<ConfigValue>()> get);
   const Field& at(std::string_view key) const;
   void require_limit(const Field& field, const ConfigEntry& entry, const ConfigValue& value) const;
+  // Sets what an entry names within a field that is a table. False: there is none of that name.
+  bool set_within_table(const ConfigEntry& entry);
   [[noreturn]] void refuse_key(const ConfigEntry& entry) const;
   // Calls with each section and its fields.
   template <typename Visit>

@@ -5,6 +5,8 @@
 #include <fmt/format.h>
 #include <toml++/toml.h>
 
+#include <algorithm>
+#include <cctype>
 #include <cmath>
 
 #include "distckpt/base/error.h"
@@ -51,6 +53,18 @@ std::string print(const ConfigValue::List& values) {
   for (const auto& value : values) text += (text.empty() ? "" : ", ") + to_toml(value);
   return fmt::format("[{}]", text);
 }
+std::string print(const ConfigValue::Table& values) {
+  const auto is_bare = [](char c) {
+    return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_' || c == '-';
+  };
+  std::string text;
+  for (const auto& [name, value] : values) {
+    const bool bare = !name.empty() && std::ranges::all_of(name, is_bare);
+    text += fmt::format("{}{} = {}", text.empty() ? "" : ", ", bare ? name : quote(name),
+                        to_toml(value));
+  }
+  return fmt::format("{{{}}}", text);
+}
 
 std::string line_of(const std::string& source, const toml::source_region& region) {
   return fmt::format("{}:{}", source, region.begin.line);
@@ -61,11 +75,20 @@ ConfigValue value_of(const toml::node& node, const std::string& where, const std
   if (const auto* value = node.as_integer()) return {value->get()};
   if (const auto* value = node.as_floating_point()) return {value->get()};
   if (const auto* value = node.as_string()) return {value->get()};
+  if (const auto* table = node.as_table()) {
+    ConfigValue::Table values;
+    for (const auto& [name, one] : *table)
+      values[std::string(name.str())] = value_of(one, where, key);
+    return {std::move(values)};
+  }
   const auto* array = node.as_array();
   require(array != nullptr, ErrorKind::kUsage,
           "{}: {}: is neither text, number, true, false nor a list of those", where, key);
   ConfigValue::List list;
-  for (const auto& item : *array) list.push_back(value_of(item, where, key));
+  for (const auto& item : *array) {
+    require(!item.is_table(), ErrorKind::kUsage, "{}: {}: is a list of tables", where, key);
+    list.push_back(value_of(item, where, key));
+  }
   return {std::move(list)};
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -12,11 +13,12 @@ namespace ferry::trainer {
 
 struct ConfigValue {
   using List = std::vector<ConfigValue>;
-  std::variant<bool, std::int64_t, double, std::string, List> value{};
+  using Table = std::map<std::string, ConfigValue>;
+  std::variant<bool, std::int64_t, double, std::string, List, Table> value{};
   bool operator==(const ConfigValue&) const = default;
 };
 
-// The text that TOML reads back to the same value: true, 3, 1e-05, "a \"b\"", ["a", "b"].
+// The text that TOML reads back to the same value: true, 3, 1e-05, "a \"b\"", ["a", "b"], {a = 1}.
 std::string to_toml(const ConfigValue& value);
 
 // Takes a value away. The command line says null; TOML, which has no such value, the text "null".

@@ -1,8 +1,10 @@
 #include "trainer/config/ppo_config.h"
 
+#include <utility>
+
 #include "distckpt/base/error.h"
 #include "trainer/config/config_table.h"
-#include "trainer/config/ppo_rules.h"
+#include "trainer/config/rules/ppo_rules.h"
 
 namespace ferry::trainer {
 
@@ -42,6 +44,8 @@ void list(ConfigTable& table, PpoDataConfig& c) {
   table.add("val_files", c.val_files, "files of records for validation: .jsonl, .parquet");
   table.add("prompt_key", c.prompt_key, "the column of prompts: text, or a conversation");
   table.add("image_key", c.image_key, "the column of images, for models that also see");
+  table.add("apply_chat_template_kwargs", c.apply_chat_template_kwargs,
+            "variables of the chat template: apply_chat_template_kwargs.enable_thinking=false");
   table.add("max_prompt_length", c.max_prompt_length, "tokens of a prompt", at_least(1));
   table.add("max_response_length", c.max_response_length, "tokens of an answer", at_least(1));
   table.add("train_batch_size", c.train_batch_size, "prompts of a step", at_least(1));
@@ -433,7 +437,8 @@ PpoConfig default_ppo_config(std::string_view algorithm) {
 
 PpoConfig load_ppo_config(std::string_view algorithm,
                           const std::filesystem::path& file,
-                          const std::vector<std::string>& overrides) {
+                          const std::vector<std::string>& overrides,
+                          std::vector<std::string>* notes) {
   auto config = default_ppo_config(algorithm);
   auto table = table_of(config);
   for (const auto& entry : read_entries(file, overrides)) table.set(entry);
@@ -441,6 +446,8 @@ PpoConfig load_ppo_config(std::string_view algorithm,
   inherit_engine(table, "critic", config.actor.megatron, config.critic.megatron);
   inherit_engine(table, "reward_model", config.actor.megatron, config.reward.megatron);
   require_consistent(config, ppo_rules(), table);
+  auto found = find_ineffective(config, ineffective_in_ppo(), table);
+  if (notes != nullptr) *notes = std::move(found);
   return config;
 }
 

@@ -12,6 +12,7 @@
 
 #include "trainer/config/agent_sections.h"
 #include "trainer/config/async_training.h"
+#include "trainer/config/config_value.h"
 #include "trainer/config/ppo_choices.h"
 #include "trainer/config/run_sections.h"
 
@@ -22,6 +23,7 @@ struct PpoDataConfig {  // data
   std::vector<std::string> val_files{};
   std::string prompt_key = "prompt";
   std::string image_key = "images";
+  ConfigValue::Table apply_chat_template_kwargs{};
   int max_prompt_length = 512;          // tokens
   int max_response_length = 512;        // tokens
   int train_batch_size = 1024;          // prompts
@@ -357,7 +359,8 @@ PpoConfig default_ppo_config(std::string_view algorithm);
 // Throws Error(kUsage) as load_sft_config() does.
 PpoConfig load_ppo_config(std::string_view algorithm,
                           const std::filesystem::path& file,
-                          const std::vector<std::string>& overrides);
+                          const std::vector<std::string>& overrides,
+                          std::vector<std::string>* notes = nullptr);
 
 std::string to_toml(const PpoConfig& config);
 

@@ -166,8 +166,11 @@ void list(ConfigTable& table, std::string section, OptimConfig& c) {
 
 void list(ConfigTable& table, std::string section, CheckpointSection& c) {
   table.section(std::move(section), "Checkpoints, below trainer.default_local_dir");
-  table.add("save_freq", c.save_freq, "steps between checkpoints; -1: no checkpoints",
-            at_least(-1));
+  table.add(
+      "save_freq", c.save_freq,
+      "steps between checkpoints; -1: sft saves behind its last step alone, grpo and ppo never; "
+      "0: no checkpoints",
+      at_least(-1));
   table.add("keep_last", c.keep_last, "number of newest checkpoints that are kept; not set: all",
             at_least(1));
   table.add("keep_every", c.keep_every, "also keep checkpoints whose step is a multiple of this",
@@ -202,7 +205,10 @@ void list(ConfigTable& table, std::string section, TrainerConfig& c) {
   table.add("experiment_name", c.experiment_name,
             "the name of the run there; empty: that of its folder");
   table.add("val_before_train", c.val_before_train, "validate before the first step");
-  table.add("test_freq", c.test_freq, "steps between validations; -1: no validation", at_least(-1));
+  table.add(
+      "test_freq", c.test_freq,
+      "steps between validations; -1: sft validates behind its last step alone, grpo and ppo never",
+      at_least(-1));
 }
 
 void list(ConfigTable& table, std::string section, GlobalProfilerConfig& c) {

@@ -1,5 +1,7 @@
 #include "trainer/config/sft_config.h"
 
+#include <utility>
+
 #include "distckpt/base/error.h"
 #include "distckpt/base/integers.h"
 #include "trainer/config/config_table.h"
@@ -17,6 +19,12 @@ void list(ConfigTable& table, DataConfig& c) {
             "the column of responses, if there are no conversations");
   table.add("tools_key", c.tools_key, "the column of tools");
   table.add("image_key", c.image_key, "the column of images, for models that also see");
+  table.add("enable_thinking_key", c.enable_thinking_key,
+            "the column that says enable_thinking to the chat template");
+  table.add("enable_thinking_default", c.enable_thinking_default,
+            "the same for rows without it; not set: the template decides");
+  table.add("apply_chat_template_kwargs", c.apply_chat_template_kwargs,
+            "variables of the chat template: apply_chat_template_kwargs.enable_thinking=false");
   table.add("shuffle", c.shuffle, "permute the records of each epoch, by trainer.seed");
   table.add("shuffle_buffer_bytes", c.shuffle_buffer_bytes,
             "bytes of records that are in memory and shuffled at a time", at_least(0));
@@ -25,7 +33,7 @@ void list(ConfigTable& table, DataConfig& c) {
   table.add("max_length", c.max_length, "tokens of a sequence", at_least(1));
   table.add("truncation", c.truncation,
             "longer sequences: an error, or lose tokens at the left or right end");
-  table.add("global_batch_size", c.global_batch_size, "sequences of a step, over all ranks",
+  table.add("train_batch_size", c.train_batch_size, "sequences of a step, over all ranks",
             at_least(1));
   table.add("use_dynamic_bsz", c.use_dynamic_bsz,
             "pack micro-batches up to a number of tokens, not of sequences");
@@ -70,11 +78,14 @@ MicroBatchSize SftConfig::micro_batches() const {
 }
 
 SftConfig load_sft_config(const std::filesystem::path& file,
-                          const std::vector<std::string>& overrides) {
+                          const std::vector<std::string>& overrides,
+                          std::vector<std::string>* notes) {
   SftConfig config;
   auto table = table_of(config);
   for (const auto& entry : read_entries(file, overrides)) table.set(entry);
   require_consistent(config, sft_rules(), table);
+  auto found = find_ineffective(config, ineffective_in_sft(), table);
+  if (notes != nullptr) *notes = std::move(found);
   return config;
 }
 

@@ -22,12 +22,15 @@ struct DataConfig {
   std::string response_key = "response";
   std::string tools_key = "tools";
   std::string image_key = "images";
+  std::string enable_thinking_key = "enable_thinking";
+  std::optional<bool> enable_thinking_default{};  // not set: the template decides
+  ConfigValue::Table apply_chat_template_kwargs{};
   bool shuffle = true;
   std::int64_t shuffle_buffer_bytes = std::int64_t{256} << 20;
   OnMalformed malformed_rows = OnMalformed::kSkip;
   int max_length = 1024;
   Truncation truncation = Truncation::kError;
-  int global_batch_size = 256;
+  int train_batch_size = 256;
   bool use_dynamic_bsz = true;
   std::optional<int> max_token_len_per_gpu{};  // default: chosen by the plan of the run
   std::optional<int> micro_batch_size_per_gpu{};
@@ -49,14 +52,17 @@ struct SftConfig {
   MicroBatchSize micro_batches() const;
 };
 
-// The rules of a run of supervised fine-tuning.
+// The rules of a run of supervised fine-tuning, and the keys that have no effect in some.
 const ConfigRules<SftConfig>& sft_rules();
+const IneffectiveKeys<SftConfig>& ineffective_in_sft();
 
 // Reads the file, then the overrides ("optim.lr=1e-5"), in their order; without a file (empty), the
 // overrides alone. Throws Error(kUsage) for keys that are none, values of another type or out
-// of range, and contradictions, each with file and line.
+// of range, without effect, and contradictions, each with file and line. `notes` takes lines about
+// keys without effect that are none of these.
 SftConfig load_sft_config(const std::filesystem::path& file,
-                          const std::vector<std::string>& overrides);
+                          const std::vector<std::string>& overrides,
+                          std::vector<std::string>* notes = nullptr);
 
 // Every key with its value and meaning: TOML that loads to the same.
 std::string to_toml(const SftConfig& config);

@@ -75,6 +75,12 @@ Record list_or_null(const Record& record, const std::string& key) {
   return found == nullptr ? Record() : of_type(*found, found->is_array(), key, "a list");
 }
 
+std::optional<bool> flag_of(const Record& record, const std::string& key) {
+  const auto* found = find(record, key);
+  if (found == nullptr) return std::nullopt;
+  return of_type(*found, found->is_boolean(), key, "true or false").get<bool>();
+}
+
 }  // namespace
 
 Conversation parse_conversation(const Record& record, const DataConfig& keys) {
@@ -87,6 +93,8 @@ Conversation parse_conversation(const Record& record, const DataConfig& keys) {
                             .tools = list_or_null(record, keys.tools_key)};
   conversation.images =
       rollout::text::take_images(conversation.messages, list_or_null(record, keys.image_key));
+  conversation.enable_thinking = flag_of(record, keys.enable_thinking_key);
+  if (!conversation.enable_thinking) conversation.enable_thinking = keys.enable_thinking_default;
   require(std::ranges::any_of(conversation.messages,
                               [](const Record& one) { return one["role"] == "assistant"; }),
           ErrorKind::kCorrupt, "{}: the assistant says nothing, so there is nothing to learn",

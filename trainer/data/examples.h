@@ -3,6 +3,7 @@
 // holds is left alone.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,7 @@ struct Conversation {
   Messages messages{};
   Record tools{};                                    // a list, or null
   std::vector<rollout::text::ImageSource> images{};  // of the parts {"type": "image"}
+  std::optional<bool> enable_thinking{};             // not set: the template decides
 };
 
 // Out of the column of messages if there is one; else out of a prompt (text: what the user says; or

@@ -5,6 +5,7 @@
 
 #include "distckpt/base/error.h"
 #include "rollout/text/eos_token_ids.h"
+#include "trainer/dataset/template_variables.h"
 
 namespace ferry::trainer {
 
@@ -18,6 +19,7 @@ PromptEncoder::PromptEncoder(const std::filesystem::path& folder,
       tokenizer_(rollout::text::Tokenizer::from_folder(folder)),
       template_(rollout::text::ChatTemplate::from_folder(folder, !tools.is_null())),
       tool_template_(rollout::text::ChatTemplate::from_folder(folder, true)),
+      variables_(template_variables(data.apply_chat_template_kwargs)),
       tools_(std::move(tools)),
       eos_token_ids_(
           rollout::text::eos_token_ids(rollout::text::ModelFiles(folder), tokenizer_.get())),
@@ -31,7 +33,8 @@ std::string PromptEncoder::render(const Messages& messages,
   const auto& chosen = tools.is_null() ? template_ : tool_template_;
   require(chosen.has_value(), ErrorKind::kUsage,
           "a conversation of several turns needs the model's chat template, which has none");
-  return chosen->apply(messages, {.add_generation_prompt = true, .tools = tools});
+  return chosen->apply(messages,
+                       {.add_generation_prompt = true, .tools = tools, .variables = variables_});
 }
 
 std::vector<std::int64_t> PromptEncoder::encode_messages(const Messages& messages,

@@ -77,6 +77,7 @@ class PromptEncoder {
   PpoDataConfig data_;
   std::unique_ptr<rollout::text::Tokenizer> tokenizer_;
   std::optional<rollout::text::ChatTemplate> template_, tool_template_;
+  nlohmann::ordered_json variables_;  // data.apply_chat_template_kwargs
   nlohmann::ordered_json tools_;
   std::vector<std::int64_t> eos_token_ids_;
   std::optional<models::VisionConfig> vision_;

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "distckpt/base/error.h"
+#include "trainer/dataset/template_variables.h"
 
 namespace ferry::trainer {
 namespace {
@@ -28,6 +29,7 @@ SftEncoder::SftEncoder(const std::filesystem::path& folder,
     : data_(data),
       tokenizer_(rollout::text::Tokenizer::from_folder(folder)),
       template_(rollout::text::ChatTemplate::from_folder(folder)),
+      variables_(template_variables(data.apply_chat_template_kwargs)),
       vision_(config.vision),
       images_(rollout::find_image_reader(rollout::text::ModelFiles(folder), config, *tokenizer_)) {}
 
@@ -41,21 +43,25 @@ SftExample SftEncoder::encode(const Conversation& conversation) const {
     images = rollout::read_images(conversation.images, *images_);
   }
   auto example = template_ ? encode_templated(conversation, images) : encode_plain(conversation);
+  const bool is_cut = example.size() > data_.max_length;
   truncate(example);
   if (!images.empty())
     example.visual = rollout::make_visual_prompt(*vision_, example.tokens, std::move(images));
   const bool any = std::find(example.learned.begin() + !example.learned.empty(),
                              example.learned.end(), true) != example.learned.end();
-  require(any, ErrorKind::kCorrupt, "messages: no token of the assistant's to learn");
+  require(any || is_cut, ErrorKind::kCorrupt, "messages: no token of the assistant's to learn");
   return example;
 }
 
 SftExample SftEncoder::encode_templated(const Conversation& conversation,
                                         std::span<const rollout::ProcessedImage> images) const {
   const auto& messages = conversation.messages;
+  auto variables = variables_;
+  if (conversation.enable_thinking) variables["enable_thinking"] = *conversation.enable_thinking;
   const auto render = [&](std::size_t count, bool generation_prompt) {
     return template_->apply(first_of(messages, count), {.add_generation_prompt = generation_prompt,
-                                                        .tools = conversation.tools});
+                                                        .tools = conversation.tools,
+                                                        .variables = variables});
   };
   const auto whole = render(messages.size(), false);
   SftExample example;

@@ -42,8 +42,9 @@ class SftEncoder {
   // Without a chat template the conversation has to be a prompt and its response: the special
   // tokens of the tokenizer, the prompt, the response and the end of text. Throws Error(kCorrupt)
   // where a template does not render a conversation's beginning as the beginning of the whole, for
-  // a sequence that is too long, or would be cut in an image, and for one without a token to learn;
-  // Error(kUsage) for images that are not read, or that the model does not see.
+  // a sequence that is too long, or would be cut in an image, and for one without a token to learn,
+  // unless data.truncation has cut it off; Error(kUsage) for images that are not read, or that the
+  // model does not see.
   SftExample encode(const Conversation& conversation) const;
 
   const rollout::text::Tokenizer& tokenizer() const { return *tokenizer_; }
@@ -60,6 +61,7 @@ class SftEncoder {
   DataConfig data_;
   std::unique_ptr<rollout::text::Tokenizer> tokenizer_;
   std::optional<rollout::text::ChatTemplate> template_;
+  nlohmann::ordered_json variables_;  // data.apply_chat_template_kwargs
   std::optional<models::VisionConfig> vision_;
   std::optional<rollout::ImageReader> images_;
 };

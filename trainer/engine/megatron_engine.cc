@@ -35,6 +35,22 @@ std::unique_ptr<LoadBalancing> load_balancing(const models::TransformerConfig& c
   return std::make_unique<LoadBalancing>(config, mesh, balancing);
 }
 
+// Throws Error(kUsage) for a setting of parts that the model lacks.
+void require_parts(const models::TransformerConfig& config, const MegatronEngineOptions& options) {
+  const auto& modules = options.engine.recompute_modules;
+  const bool of_experts = std::ranges::any_of(modules, [](const auto module) {
+    return module == &models::Recompute::Modules::moe ||
+           module == &models::Recompute::Modules::moe_act;
+  });
+  require(!of_experts || config.num_moe_experts > 0, ErrorKind::kUsage,
+          "recompute_modules: {} has no experts, whose parts moe and moe_act are",
+          options.model.path);
+  require(!options.training || !options.engine.freeze_vision_tower || config.computes_vision(),
+          ErrorKind::kUsage,
+          "freeze_vision_tower: {} has no vision tower that is computed, so that none is trained",
+          options.model.path);
+}
+
 // Throws unless the checkpoint has the tower that is to be trained.
 void require_tower(const converter::Checkpoint& origin) {
   const bool there = std::ranges::any_of(
@@ -62,6 +78,7 @@ MegatronEngine::MegatronEngine(models::World& world, MegatronEngineOptions optio
                world.device().is_cpu()},
               options_.training.has_value()) {
   const auto& memory = advice_.memory();
+  require_parts(config_, options_);
   require(options_.engine.dtype != distckpt::DType::kF16 || world.device().is_cpu() ||
               !options_.training,
           ErrorKind::kUsage,

@@ -65,7 +65,7 @@ OptimizerParamSchedulerConfig scheduler_config(const OptimConfig& config,
   const auto decay = config.lr_decay_steps.value_or(total_steps);
   const auto share = std::floor(config.lr_warmup_steps_ratio * static_cast<double>(decay));
   const auto warmup =
-      config.lr_warmup_steps >= 0 ? config.lr_warmup_steps : static_cast<std::int64_t>(share);
+      config.lr_warmup_steps > 0 ? config.lr_warmup_steps : static_cast<std::int64_t>(share);
   return {.init_lr = config.lr_warmup_init,
           .max_lr = config.lr,
           .min_lr = config.min_lr,

@@ -7,7 +7,7 @@
 
 #include "distckpt/base/error.h"
 #include "models/spec/sharding.h"
-#include "trainer/config/ppo_rules.h"
+#include "trainer/config/rules/ppo_rules.h"
 
 namespace ferry::trainer {
 namespace {
@@ -44,7 +44,7 @@ MemorySettings memory_settings(const SftConfig& config) {
   return {.learning = {.size = size},
           .computing = {.size = size},
           .longest_sequence = config.data.max_length,
-          .batch_size = config.data.global_batch_size,
+          .batch_size = config.data.train_batch_size,
           .dtypes = dtypes_of(config.engine, config.optim)};
 }
 
@@ -97,8 +97,8 @@ RunSetup setup_of(const SftConfig& config,
                              .memory = memory_settings(config),
                              .trains = true,
                              .updates = 1},
-                            "data.global_batch_size")},
-          .sequences = config.data.global_batch_size,
+                            "data.train_batch_size")},
+          .sequences = config.data.train_batch_size,
           .longest_sequence = config.data.max_length,
           .saves = config.checkpoint.save_freq > 0,
           .async_save = config.checkpoint.async_save};

@@ -57,9 +57,12 @@ void ReplicaFleet::start(std::size_t slot) {
   const auto program = fmt::format("/proc/{}/exe", getpid());  // this one, even if replaced
   one.has_joined = false;
   one.started = Clock::now();
-  one.process = std::make_unique<ChildProcess>(std::vector<std::string>{
-      program, "train", "replica", file_of(folder_, rank_, "sock").string(), "--slot",
-      std::to_string(slot), "--gpu", std::to_string(devices_.of_slot(slot))});
+  std::vector<std::string> command{program,   "train",
+                                   "replica", file_of(folder_, rank_, "sock").string(),
+                                   "--slot",  std::to_string(slot)};
+  if (config_.trainer.run.device == DeviceKind::kCuda)
+    command.insert(command.end(), {"--gpu", std::to_string(devices_.of_slot(slot))});
+  one.process = std::make_unique<ChildProcess>(command);
   write("started", {{"slot", slot}});
 }
 

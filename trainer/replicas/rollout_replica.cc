@@ -87,7 +87,7 @@ class ReplicaRun {
   bool stops_ = false;
 };
 
-void serve_rank(PacketSocket& socket, int gpu) {
+void serve_rank(PacketSocket& socket, std::optional<int> gpu) {
   const auto hello = next_packet(socket);
   if (!hello) return;
   const std::chrono::milliseconds timeout(1000 * hello->at("timeout").get<std::int64_t>());
@@ -95,7 +95,10 @@ void serve_rank(PacketSocket& socket, int gpu) {
   config.rollout.tensor_model_parallel_size = config.rollout.expert_parallel_size = 1;
   config.rollout.gpu_memory_utilization = hello->at("gpu_memory_utilization").get<double>();
   auto options = world_options(config.trainer.run);
-  if (options.device.is_cuda()) options.device.set_index(static_cast<c10::DeviceIndex>(gpu));
+  require(options.device.is_cuda() || !gpu, ErrorKind::kUsage,
+          "--gpu {}: has no effect: trainer.device of the run is cpu", gpu.value_or(0));
+  if (options.device.is_cuda())
+    options.device.set_index(static_cast<c10::DeviceIndex>(gpu.value_or(0)));
   models::set_device(options.device);
   models::World world(options);
   const auto origin = open_checkpoint(config.model);
@@ -118,9 +121,12 @@ void serve_rank(PacketSocket& socket, int gpu) {
 
 }  // namespace
 
-void run_replica(const std::filesystem::path& path, std::optional<std::size_t> slot, int gpu) {
+void run_replica(const std::filesystem::path& path,
+                 std::optional<std::size_t> slot,
+                 std::optional<int> gpu) {
   auto socket = PacketSocket::connect(path);
-  socket.send({{"joins", slot ? json(*slot) : json()}, {"pid", getpid()}, {"gpu", gpu}});
+  socket.send(
+      {{"joins", slot ? json(*slot) : json()}, {"pid", getpid()}, {"gpu", gpu.value_or(0)}});
   try {
     serve_rank(socket, gpu);
   } catch (const std::exception& error) {

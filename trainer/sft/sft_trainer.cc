@@ -76,8 +76,8 @@ SftTrainer::SftTrainer(const SftConfig& config, models::World& world, SftOutput 
       encoder_(tokenizer_folder(config.model, *origin_), config.data, origin_->map.config),
       stream_(open_records(config.data, config.trainer, /*training=*/true)),
       total_steps_(total_training_steps(config.trainer,
-                                        "data.global_batch_size",
-                                        config.data.global_batch_size,
+                                        "data.train_batch_size",
+                                        config.data.train_batch_size,
                                         [&] { return count_records(world, stream_, parser()); })),
       engine_(world, engine_options(config_, origin_, total_steps_)),
       mesh_(engine_.mesh()),
@@ -85,9 +85,9 @@ SftTrainer::SftTrainer(const SftConfig& config, models::World& world, SftOutput 
                                       : nullptr),
       gpu_(find_device(models::device_name(world.device()))),
       profiler_(config.global_profiler, config.profiler, world.rank()) {
-  require(config.data.global_batch_size % mesh_.shape().dp() == 0, ErrorKind::kUsage,
-          "data.global_batch_size of {} is no multiple of the {} data parallel ranks",
-          config.data.global_batch_size, mesh_.shape().dp());
+  require(config.data.train_batch_size % mesh_.shape().dp() == 0, ErrorKind::kUsage,
+          "data.train_batch_size of {} is no multiple of the {} data parallel ranks",
+          config.data.train_batch_size, mesh_.shape().dp());
   say(fmt::format("loaded     {} in {:.1f} s", config_.model.path, engine_.seconds_to_load()));
   resume();
   record_ = std::make_unique<RunRecord>(config.trainer, world.rank(), step_, total_steps_,
@@ -114,7 +114,7 @@ std::function<Conversation(const Record&)> SftTrainer::parser() const {
 }
 
 std::vector<Conversation> SftTrainer::next_conversations(RecordStream& records) const {
-  auto conversations = records.next_batch(config_.data.global_batch_size, parser());
+  auto conversations = records.next_batch(config_.data.train_batch_size, parser());
   for (const auto& row : records.newly_malformed())
     say(fmt::format("skipped    {}", row.describe()));
   return conversations;
@@ -312,16 +312,21 @@ void SftTrainer::expect_memory() const {
   for (const auto& note : notes) say("memory     " + note);
 }
 
+bool SftTrainer::is_due(int frequency, bool also_at_last) const {
+  return (frequency > 0 && step_ % frequency == 0) || (also_at_last && step_ == total_steps_);
+}
+
 void SftTrainer::run() {
   if (config_.trainer.val_before_train && step_ == 0) record_->write(step_, validate());
   expect_memory();
   while (step_ < total_steps_) {
     auto metrics = train_step();
-    if (is_due(step_, config_.trainer.test_freq, total_steps_)) metrics.merge(validate());
+    if (is_due(config_.trainer.test_freq, !config_.data.val_files.empty()))
+      metrics.merge(validate());
     record_->write(step_, metrics);
     if (save_has_ended_) finish_save();  // tells of a save that failed without waiting for the next
     record_->show(step_, metrics);
-    if (is_due(step_, config_.checkpoint.save_freq, total_steps_)) save();
+    if (is_due(config_.checkpoint.save_freq, config_.checkpoint.save_freq != 0)) save();
   }
   finish_save();
   record_->finish();

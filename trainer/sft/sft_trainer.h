@@ -59,6 +59,8 @@ class SftTrainer {
   double run_batch(const Batch& batch, bool forward_only, const models::Observer& observe = {});
   void say_not_finite(const Batch& batch, double loss, const StepReport& update);
   void expect_memory() const;  // before the first step
+  // True behind every `frequency` steps, and behind the last if that is `also_at_last`.
+  bool is_due(int frequency, bool also_at_last) const;
   Metrics train_step();
   Metrics validate();
   void save();

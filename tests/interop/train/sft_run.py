@@ -63,7 +63,7 @@ def write_rows(path, rows):
 def settings(world, run, **more):
     """On the host, in fp32; None takes a setting away."""
     values = {"model.path": str(world / "model"), "data.train_files": [str(world / "train.jsonl")], "data.shuffle": False,
-              "data.global_batch_size": BATCH, "data.max_length": 96, "data.max_token_len_per_gpu": 96, "optim.lr": RATE,
+              "data.train_batch_size": BATCH, "data.max_length": 96, "data.max_token_len_per_gpu": 96, "optim.lr": RATE,
               "optim.weight_decay": 0.1, "engine.dtype": "float32", "engine.make_vocab_size_divisible_by": 8,
               "trainer.device": "cpu", "trainer.default_local_dir": str(run)} | more
     return [f"{key}={json.dumps(value)}" for key, value in values.items() if value is not None]

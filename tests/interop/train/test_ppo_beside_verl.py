@@ -11,7 +11,7 @@ import torch
 import verl_core
 from ppo_run import ACTOR, ANSWERS, APART, PROMPTS, ROLLOUT, metrics, samples, settings, train, write_prompts, write_world
 from ranks import TORCH_PROGRAM, finish, start_training
-from support import PEERS, ROOT, run_ok
+from support import PEERS, ROOT, ferry, run_ok
 
 pytestmark = pytest.mark.skipif(not TORCH_PROGRAM.exists(), reason="this build has no models: configure it with -Dtorch_root")
 
@@ -154,6 +154,11 @@ def test_what_is_skipped_is_named(world, work):
     arguments = settings(world, work / "run", **{"data.train_files": [str(work / "train.jsonl")], "data.shuffle": False})
     (status, said), = finish(start_training(1, "grpo", arguments))
     assert status == 0 and f"skipped    {work / 'train.jsonl'}: line {PROMPTS + 1}: " in said, said
+
+
+def test_the_program_that_scores_is_named_once():
+    done = ferry("train", "grpo", "--reward-command", "a", "reward_model.command=b", *(f"{key}={value}" for key, value in LEAST.items()))
+    assert done.returncode == 2 and "--reward-command and reward_model.command=: name the program that scores once" in done.stderr
 
 
 def test_gspo_is_of_sequences_unless_it_is_said(world, work):

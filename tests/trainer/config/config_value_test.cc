@@ -53,6 +53,8 @@ TEST(Overrides, TakeTextWithoutQuotes) {
   EXPECT_EQ(value("a=\"3\""), ConfigValue{std::string("3")});
   EXPECT_EQ(value("a=3"), ConfigValue{std::int64_t{3}});
   EXPECT_EQ(value("a=true"), ConfigValue{true});
+  EXPECT_EQ(to_toml(value("a={ y.z = 2, x = [1], \"b c\" = {} }")),
+            "{\"b c\" = {}, x = [1], y = {z = 2}}");
   EXPECT_TRUE(std::holds_alternative<ConfigNull>(parse_override("a=null").value));
 }
 
@@ -60,8 +62,8 @@ TEST(Overrides, RefuseWhatIsNoPair) {
   for (const char* text : {"", "a", "=3"})
     EXPECT_TRUE(fails(ErrorKind::kUsage, {"key=value"}, [&] { parse_override(text); })) << text;
   EXPECT_TRUE(fails(ErrorKind::kUsage, {"more than one line"}, [] { parse_override("a=1\nb=2"); }));
-  EXPECT_TRUE(fails(ErrorKind::kUsage, {"the command line", "a", "list of those"},
-                    [] { parse_override("a={x=1}"); }));
+  EXPECT_TRUE(fails(ErrorKind::kUsage, {"the command line", "a", "a list of tables"},
+                    [] { parse_override("a=[{x=1}]"); }));
   EXPECT_TRUE(fails(ErrorKind::kUsage, {"list of those"}, [] { parse_override("a=2026-01-01"); }));
 }
 

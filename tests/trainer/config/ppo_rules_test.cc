@@ -1,4 +1,4 @@
-#include "trainer/config/ppo_rules.h"
+#include "trainer/config/rules/ppo_rules.h"
 
 #include <gtest/gtest.h>
 
@@ -106,9 +106,6 @@ std::vector<Broken> broken_of_the_run() {
       {"a_sequence_is_read_in_one_pass",
        kRollout + ".enable_chunked_prefill",
        {kRollout + ".enable_chunked_prefill=false", kRollout + ".max_num_batched_tokens=1023"}},
-      {"the_host_has_no_gpu_memory",
-       kRollout + ".gpu_memory_utilization",
-       {kRollout + ".gpu_memory_utilization=0.6", "trainer.device=cpu"}},
       {"a_draw_has_a_temperature",
        kRollout + ".val_kwargs.do_sample",
        {kRollout + ".val_kwargs.do_sample=true"}},
@@ -196,13 +193,18 @@ std::vector<Broken> broken_of_the_run() {
       {"keep_every_adds_to_keep_last",
        "checkpoint.keep_every",
        {"checkpoint.save_freq=5", "checkpoint.keep_every=100"}},
-      {"save_freq_is_a_number_of_steps", "checkpoint.save_freq", {"checkpoint.save_freq=0"}},
       {"resume_path_has_a_path", "checkpoint.resume_mode", {"checkpoint.resume_mode=resume_path"}},
       {"validation_needs_records", "data.val_files", {"trainer.val_before_train=true"}},
       {"discrete_profiles_do_not_continue",
        "global_profiler.discrete",
        {"global_profiler.discrete=true", "global_profiler.profile_continuous_steps=true"}},
   };
+}
+
+// The key that says how micro-batches of these sizes are packed.
+std::string dynamic_key(const std::string& sizes) {
+  if (sizes.ends_with(".ppo_")) return sizes.substr(0, sizes.size() - 4) + "use_dynamic_bsz";
+  return sizes + "use_dynamic_bsz";
 }
 
 std::vector<Broken> broken_of_roles() {
@@ -252,8 +254,9 @@ std::vector<Broken> broken_of_roles() {
   }
   for (const auto& sizes : {kActor + ".ppo_", kRef + ".log_prob_", kRollout + ".log_prob_",
                             std::string("critic.ppo_"), std::string("reward_model.")}) {
-    add("one_size_of_micro_batches", sizes, "micro_batch_size_per_gpu",
-        {"micro_batch_size_per_gpu=2"});
+    all.push_back({.rule = "one_size_of_micro_batches",
+                   .key = sizes + "micro_batch_size_per_gpu",
+                   .overrides = {dynamic_key(sizes) + "=false"}});
     add("a_sequence_fits_in_a_micro_batch", sizes, "max_token_len_per_gpu",
         {"max_token_len_per_gpu=1023"});
   }
@@ -290,6 +293,62 @@ TEST(PpoRules, HaveEachACaseThatBreaksThem) {
     });
     EXPECT_TRUE(is_broken) << rule.name << " of " << rule.keys.back();
   }
+}
+
+// Each is refused with what it lacks, and taken with it.
+TEST(PpoRules, RefuseWhatHasNoEffect) {
+  const std::vector<std::pair<Overrides, std::string>> cases{
+      {{"reward_model.format_score=0.5"}, "reward_model.format_pattern=a"},
+      {{"reward_model.command_timeout=5"}, "reward_model.command=score"},
+      {{kRollout + ".agent.program_timeout=5"}, kRollout + ".agent.program_command=play"},
+      {{"trainer.device=cpu", kRollout + ".gpu_memory_utilization=0.6"}, "trainer.device=cuda"},
+      {{kActor + ".optim.min_lr=1e-9"}, kActor + ".optim.lr_decay_style=linear"},
+      {{"critic.optim.lr_warmup_init=1e-9"}, "critic.optim.lr_warmup_steps=2"},
+  };
+  for (auto [lacks, has] : cases) {
+    const auto key = lacks.back().substr(0, lacks.back().find('='));
+    EXPECT_TRUE(
+        fails(ErrorKind::kUsage, {key + ": no effect: ", "[no_effect]"}, [&] { load(lacks); }));
+    lacks.push_back(has);
+    EXPECT_NO_THROW(load(lacks)) << key;
+  }
+}
+
+// Keys of verl's scripts beside what switches them off.
+TEST(PpoRules, NoteWhatHasNoEffect) {
+  const auto notes_of = [](Overrides more, std::string_view algorithm) {
+    more.insert(more.begin(), {"actor_rollout_ref.model.path=hf", "data.train_files=a.jsonl"});
+    std::vector<std::string> notes;
+    load_ppo_config(algorithm, {}, more, &notes);
+    return notes;
+  };
+  EXPECT_EQ(notes_of({}, "grpo"), std::vector<std::string>{});
+  EXPECT_EQ(notes_of({kActor + ".megatron.tensor_model_parallel_size=2"}, "grpo").size(), 0U);
+  const Overrides set{"critic.optim.lr=1e-4",
+                      kRef + ".log_prob_max_token_len_per_gpu=9000",
+                      kActor + ".kl_loss_coef=0.1",
+                      "algorithm.kl_ctrl.kl_coef=0.1",
+                      "algorithm.filter_groups.metric=acc",
+                      "algorithm.rollout_correction.rollout_is_threshold=3.0",
+                      "reward_model.num_workers=8",
+                      "reward_model.model.path=rm",
+                      "reward_model.overlong_buffer.len=9",
+                      "data.val_files=v.jsonl",
+                      kRollout + ".multi_turn.max_user_turns=2"};
+  const auto notes = notes_of(set, "grpo");
+  ASSERT_EQ(notes.size(), set.size());
+  for (const auto& one : set) {
+    const auto key = one.substr(0, one.find('='));
+    EXPECT_TRUE(std::ranges::any_of(notes, [&](const std::string& note) {
+      return note.find(key + ": no effect: ") != note.npos;
+    })) << key;
+  }
+  // DAPO's script.
+  EXPECT_EQ(notes_of({"algorithm.use_kl_in_reward=false", "algorithm.kl_ctrl.kl_coef=0.0",
+                      kActor + ".use_kl_loss=false", kActor + ".kl_loss_coef=0.0"},
+                     "grpo")
+                .size(),
+            0U);
 }
 
 TEST(PpoRules, TakeWhatIsNoContradiction) {

@@ -82,8 +82,6 @@ TEST(SftConfig, SuggestsTheKeyThatAPeersNameIsNear) {
       fails(ErrorKind::kUsage, {"optim.adam_beta1?"}, [] { load_sft({"optim.adam_beta=0.9"}); }));
   EXPECT_TRUE(fails(ErrorKind::kUsage, {"engine.tensor_model_parallel_size?"},
                     [] { load_sft({"engine.tensor_parallel_size=2"}); }));
-  EXPECT_TRUE(fails(ErrorKind::kUsage, {"data.global_batch_size?"},
-                    [] { load_sft({"data.train_batch_size=2"}); }));
 }
 
 TEST(SftConfig, NamesTheLinesOfAContradiction) {
@@ -114,7 +112,6 @@ const std::vector<std::pair<std::string_view, Overrides>> kBroken{
     {"a_balancing_loss_is_named_once",
      {"engine.moe_router_load_balancing_type=[\"aux_loss\", \"aux_loss\"]",
       "engine.moe_aux_loss_coeff=[0.1, 0.2]"}},
-    {"one_size_of_micro_batches", {"data.micro_batch_size_per_gpu=2"}},
     {"one_size_of_micro_batches", {"data.use_dynamic_bsz=false"}},
     {"a_sequence_fits_in_a_micro_batch",
      {"data.max_length=4097", "data.max_token_len_per_gpu=2048", "engine.context_parallel_size=2"}},
@@ -127,13 +124,12 @@ const std::vector<std::pair<std::string_view, Overrides>> kBroken{
     {"wsd_has_its_decay", {"optim.lr_wsd_decay_steps=5"}},
     {"weight_decay_changes_from_start_to_end", {"optim.weight_decay_incr_style=linear"}},
     {"weight_decay_changes_from_start_to_end", {"optim.start_weight_decay=0.1"}},
-    {"retention_needs_checkpoints", {"checkpoint.keep_last=2"}},
+    {"retention_needs_checkpoints", {"checkpoint.save_freq=0", "checkpoint.keep_last=2"}},
     {"keep_every_adds_to_keep_last", {"checkpoint.save_freq=5", "checkpoint.keep_every=100"}},
-    {"save_freq_is_a_number_of_steps", {"checkpoint.save_freq=0"}},
     {"resume_path_has_a_path", {"checkpoint.resume_mode=resume_path"}},
     {"resume_path_has_a_path", {"checkpoint.resume_from_path=a"}},
     {"validation_needs_records", {"trainer.test_freq=5"}},
-    {"retention_needs_checkpoints", {"checkpoint.save_hf=true"}},
+    {"retention_needs_checkpoints", {"checkpoint.save_freq=0", "checkpoint.save_hf=true"}},
     {"profiling_needs_a_tool", {"profiler.enable=true"}},
     {"profiled_ranks_have_steps",
      {"global_profiler.tool=torch", "profiler.enable=true", "profiler.ranks=[0]"}},
@@ -155,6 +151,93 @@ TEST(SftConfig, RefusesEachContradictionByItsName) {
     })) << rule;
   }
   for (const auto& rule : sft_rules()) EXPECT_TRUE(broken.contains(rule.name)) << rule.name;
+}
+
+// Each is refused with what it lacks, and taken with it.
+TEST(SftConfig, RefusesWhatHasNoEffect) {
+  struct Case {
+    std::string key{};
+    Overrides lacks{}, has{};
+  };
+  const std::vector<Case> cases{
+      {"optim.min_lr", {"optim.min_lr=1e-6"}, {"optim.lr_decay_style=cosine"}},
+      {"optim.lr_decay_steps", {"optim.lr_decay_steps=9"}, {"optim.lr_warmup_steps_ratio=0.5"}},
+      {"optim.lr_warmup_init", {"optim.lr_warmup_init=1e-6"}, {"optim.lr_warmup_steps=3"}},
+      {"optim.lr_wsd_decay_style",
+       {"optim.lr_wsd_decay_style=linear"},
+       {"optim.lr_decay_style=WSD", "optim.lr_wsd_decay_steps=5"}},
+      {"data.shuffle_buffer_bytes",
+       {"data.shuffle_buffer_bytes=5", "data.shuffle=false"},
+       {"data.shuffle=true"}},
+      {"engine.grad_offload", {"engine.grad_offload=true"}, {"data.val_files=a"}},
+  };
+  for (const auto& [key, lacks, has] : cases) {
+    EXPECT_TRUE(fails(ErrorKind::kUsage, {key + ": no effect: ", "[no_effect]", "reading " + key},
+                      [&] { load_sft(lacks); }))
+        << key;
+    auto both = lacks;
+    both.insert(both.end(), has.begin(), has.end());
+    EXPECT_NO_THROW(load_sft(both)) << key;
+  }
+  EXPECT_NO_THROW(load_sft({"optim.min_lr=0", "engine.grad_offload=false"}));
+}
+
+TEST(SftConfig, NotesWhatVerlSetsBesideWhatSwitchesItOff) {
+  const auto notes_of = [](Overrides more) {
+    more.insert(more.begin(), kLeastSft.begin(), kLeastSft.end());
+    std::vector<std::string> notes;
+    load_sft_config({}, more, &notes);
+    return notes;
+  };
+  EXPECT_EQ(notes_of({}), std::vector<std::string>{});
+  EXPECT_EQ(notes_of({"data.micro_batch_size_per_gpu=3"}),
+            std::vector<std::string>{
+                "note       data.micro_batch_size_per_gpu: no effect: use_dynamic_bsz packs by "
+                "tokens"});
+  EXPECT_EQ(notes_of({"data.use_dynamic_bsz=false", "data.micro_batch_size_per_gpu=4",
+                      "data.max_token_len_per_gpu=8192", "global_profiler.tool=torch"})
+                .size(),
+            2U);
+}
+
+TEST(SftConfig, SaysWhatVerlsOtherKeysAreHere) {
+  for (const auto& [key, hint] : std::vector<std::pair<std::string, std::string_view>>{
+           {"trainer.max_ckpt_to_keep", "checkpoint.keep_last"},
+           {"optim.betas", "optim.adam_beta1: its second number is adam_beta2"},
+           {"optim.min_lr_ratio", "optim.min_lr: a rate"},
+           {"optim.main_grads_dtype", "engine.grad_reduce_in_fp32"},
+           {"model.lora_rank", "ferry merge"},
+           {"model.lora.rank", "ferry merge"},
+           {"data.global_batch_size", "data.train_batch_size"},
+           {"engine.strategy", "_parallel_size"},
+           {"engine.fsdp_size", "_parallel_size"},
+           {"engine.param_offload", "engine.optimizer_offload"},
+           {"trainer.n_gpus_per_node", "torchrun"},
+           {"model.enable_gradient_checkpointing", "engine.recompute_granularity"},
+       })
+    EXPECT_TRUE(fails(ErrorKind::kUsage, {key + ": there is no such key", hint}, [&] {
+      load_sft({key + "=1"});
+    })) << key;
+}
+
+TEST(SftConfig, TakesVariablesOfTheChatTemplate) {
+  const support::TempDir dir;
+  distckpt::write_text(dir / "run.toml",
+                       "[data.apply_chat_template_kwargs]\nenable_thinking = true\nn.m = 3\n");
+  auto config = load_sft_config(dir / "run.toml", kLeastSft);
+  const ConfigValue::Table inner{{"m", {std::int64_t{3}}}};
+  EXPECT_EQ(config.data.apply_chat_template_kwargs,
+            (ConfigValue::Table{{"enable_thinking", {true}}, {"n", {inner}}}));
+  distckpt::write_text(dir / "printed.toml", to_toml(config));
+  EXPECT_EQ(load_sft_config(dir / "printed.toml", {}), config);
+  const std::string kwargs = "data.apply_chat_template_kwargs";
+  config = load_sft({kwargs + ".a=1", kwargs + ".b={c = \"d\"}", kwargs + ".a=null"});
+  EXPECT_NE(to_toml(config).find("\napply_chat_template_kwargs = {b = {c = \"d\"}} "),
+            std::string::npos)
+      << to_toml(config);
+  EXPECT_EQ(load_sft({kwargs + ".a=1", kwargs + "={}"}), load_sft({}));
+  EXPECT_TRUE(fails(ErrorKind::kUsage, {kwargs + ": is 1, a table is expected"},
+                    [&] { load_sft({kwargs + "=1"}); }));
 }
 
 TEST(SftConfig, KnowsTheDataParallelSizeOfAWorld) {

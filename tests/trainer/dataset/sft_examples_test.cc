@@ -86,9 +86,31 @@ TEST(SftEncoder, CutsTheSideThatItIsToldTo) {
   EXPECT_EQ(shown(encode(kTurn, {.max_length = 6, .truncation = Truncation::kRight})), "uhi|aY");
 }
 
+TEST(SftEncoder, KeepsASequenceWhoseAnswerIsCutOff) {
+  EXPECT_EQ(shown(encode(kTurn, {.max_length = 4, .truncation = Truncation::kRight})), "uhi|");
+}
+
 TEST(SftEncoder, RefusesASequenceWithoutATokenToLearn) {
-  EXPECT_TRUE(fails(ErrorKind::kCorrupt, {"no token of the assistant's to learn"},
-                    [] { encode(kTurn, {.max_length = 4, .truncation = Truncation::kRight}); }));
+  EXPECT_TRUE(fails(ErrorKind::kCorrupt, {"no token of the assistant's to learn"}, [] {
+    encode(kTurn, {}, "{% for message in messages %}{% if loop.first %}hi{% endif %}{% endfor %}");
+  }));
+}
+
+TEST(SftEncoder, TellsTheTemplateWhatTheRunAndTheRowSay) {
+  const ByteFolder folder(
+      "{{ name }}{% if enable_thinking is defined %}{{ 't' if enable_thinking else 'f' }}"
+      "{% endif %}{% for message in messages %}{{ message.content }}{% endfor %}");
+  DataConfig data;
+  data.apply_chat_template_kwargs = {{"name", {std::string("n")}}};
+  const auto text = [&](std::optional<bool> of_row) {
+    return shown(SftEncoder(folder.path(), data, {})
+                     .encode({.messages = Messages::parse(kTurn), .enable_thinking = of_row}));
+  };
+  EXPECT_EQ(text({}), "nhiYO");
+  EXPECT_EQ(text(true), "nthiYO");
+  data.apply_chat_template_kwargs["enable_thinking"] = {true};
+  EXPECT_EQ(text({}), "nthiYO");
+  EXPECT_EQ(text(false), "nfhiYO");
 }
 
 TEST(SftEncoder, RefusesImagesOfAModelThatDoesNotSee) {

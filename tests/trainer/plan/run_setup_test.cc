@@ -92,10 +92,10 @@ TEST(RunSetup, RefusesMiniBatchesThatDataParallelRanksCannotShare) {
 
 TEST(RunSetup, RefusesABatchThatDataParallelRanksCannotShare) {
   SftConfig config;
-  config.data.global_batch_size = 6;
+  config.data.train_batch_size = 6;
   EXPECT_EQ(setup_of(config, llama_8b(), 2, kH200).sequences, 6);
   EXPECT_TRUE(fails(ErrorKind::kUsage,
-                    {"data.global_batch_size", "6 sequences", "the 4 data parallel ranks"},
+                    {"data.train_batch_size", "6 sequences", "the 4 data parallel ranks"},
                     [&] { setup_of(config, llama_8b(), 4, kH200); }));
 }
 

@@ -1,10 +1,10 @@
-#include "trainer/config/ppo_rules.h"
+#include "trainer/config/rules/ppo_rules.h"
 
 #include <algorithm>
 #include <functional>
 #include <utility>
 
-#include "trainer/config/section_rules.h"
+#include "trainer/config/rules/section_rules.h"
 
 namespace ferry::trainer {
 namespace {
@@ -214,14 +214,6 @@ ConfigRules<PpoConfig> rollout_rules() {
        },
        "without enable_chunked_prefill the longest prompt and answer have to fit into "
        "max_num_batched_tokens"},
-      {"the_host_has_no_gpu_memory",
-       {kRolloutSection + ".gpu_memory_utilization", "trainer.device"},
-       [](const PpoConfig& c) {
-         return c.trainer.run.device != DeviceKind::kCpu ||
-                c.rollout.gpu_memory_utilization == RolloutConfig{}.gpu_memory_utilization;
-       },
-       "gpu_memory_utilization has no effect on the host, where kv_cache_bytes is the size of the "
-       "KV cache"},
       {"a_draw_has_a_temperature",
        {kRolloutSection + ".val_kwargs.do_sample", kRolloutSection + ".val_kwargs.temperature"},
        [](const PpoConfig& c) {
@@ -261,35 +253,41 @@ MicroBatchView view_of(const PpoConfig& c,
           .batch_size = std::int64_t{mini_batch_size} * c.rollout.n};
 }
 
-void add_micro_batch_rules(ConfigRules<PpoConfig>& rules) {
-  auto keys = micro_batch_keys(kActorSection + ".use_dynamic_bsz", kActorSection + ".ppo_",
-                               kActorSection + ".megatron");
-  keys.batch_size = {kActorSection + ".ppo_mini_batch_size", kRolloutSection + ".n"};
-  add_rules(rules, micro_batch_rules(keys), "", [](const PpoConfig& c) {
-    return view_of(c, c.actor_micro_batches(), c.actor.megatron, c.actor.ppo_mini_batch_size);
-  });
-  keys = micro_batch_keys("critic.use_dynamic_bsz", "critic.ppo_", "critic.megatron");
-  keys.batch_size = {"critic.ppo_mini_batch_size", kRolloutSection + ".n"};
-  add_rules(rules, micro_batch_rules(keys), "", [](const PpoConfig& c) {
-    return view_of(c, c.critic_micro_batches(), c.critic.megatron,
-                   c.critic.ppo_mini_batch_size.value_or(c.actor.ppo_mini_batch_size));
-  });
-  keys = micro_batch_keys(kRefSection + ".log_prob_use_dynamic_bsz", kRefSection + ".log_prob_",
-                          kRefSection + ".megatron");
-  add_rules(rules, micro_batch_rules(keys), "", [](const PpoConfig& c) {
-    return view_of(c, c.log_prob_micro_batches(c.ref.log_prob), c.ref.megatron);
-  });
-  // These log-probabilities are the actor's, computed on its mesh.
-  keys = micro_batch_keys(kRolloutSection + ".log_prob_use_dynamic_bsz",
-                          kRolloutSection + ".log_prob_", kActorSection + ".megatron");
-  add_rules(rules, micro_batch_rules(keys), "", [](const PpoConfig& c) {
-    return view_of(c, c.log_prob_micro_batches(c.rollout.log_prob), c.actor.megatron);
-  });
-  keys = micro_batch_keys("reward_model.use_dynamic_bsz", "reward_model.", "reward_model.megatron");
-  add_rules(rules, micro_batch_rules(keys), "", [](const PpoConfig& c) {
-    return view_of(c, c.reward_micro_batches(), c.reward.megatron);
-  });
+}  // namespace
+
+std::vector<MicroBatchesOfRole> micro_batches_of_roles() {
+  auto of_actor = micro_batch_keys(kActorSection + ".use_dynamic_bsz", kActorSection + ".ppo_",
+                                   kActorSection + ".megatron");
+  of_actor.batch_size = {kActorSection + ".ppo_mini_batch_size", kRolloutSection + ".n"};
+  auto of_critic = micro_batch_keys("critic.use_dynamic_bsz", "critic.ppo_", "critic.megatron");
+  of_critic.batch_size = {"critic.ppo_mini_batch_size", kRolloutSection + ".n"};
+  return {
+      {of_actor,
+       [](const PpoConfig& c) {
+         return view_of(c, c.actor_micro_batches(), c.actor.megatron, c.actor.ppo_mini_batch_size);
+       }},
+      {of_critic,
+       [](const PpoConfig& c) {
+         return view_of(c, c.critic_micro_batches(), c.critic.megatron,
+                        c.critic.ppo_mini_batch_size.value_or(c.actor.ppo_mini_batch_size));
+       }},
+      {micro_batch_keys(kRefSection + ".log_prob_use_dynamic_bsz", kRefSection + ".log_prob_",
+                        kRefSection + ".megatron"),
+       [](const PpoConfig& c) {
+         return view_of(c, c.log_prob_micro_batches(c.ref.log_prob), c.ref.megatron);
+       }},
+      // These log-probabilities are the actor's, computed on its mesh.
+      {micro_batch_keys(kRolloutSection + ".log_prob_use_dynamic_bsz",
+                        kRolloutSection + ".log_prob_", kActorSection + ".megatron"),
+       [](const PpoConfig& c) {
+         return view_of(c, c.log_prob_micro_batches(c.rollout.log_prob), c.actor.megatron);
+       }},
+      {micro_batch_keys("reward_model.use_dynamic_bsz", "reward_model.", "reward_model.megatron"),
+       [](const PpoConfig& c) { return view_of(c, c.reward_micro_batches(), c.reward.megatron); }},
+  };
 }
+
+namespace {
 
 // Adds the rules of actor or critic: `get` takes the role out of the whole.
 template <typename Get>
@@ -335,7 +333,8 @@ ConfigRules<PpoConfig> make_ppo_rules() {
   add_trained_rules(rules, "critic", critic);
   add_forward_only_rules(rules, kRefSection, ref);
   add_forward_only_rules(rules, "reward_model", reward);
-  add_micro_batch_rules(rules);
+  for (const auto& role : micro_batches_of_roles())
+    add_rules(rules, micro_batch_rules(role.keys), "", role.view);
   add_rules(rules, rollout_rules(), "", itself);
   add_rules(rules, async_rules(), "", itself);
   add_rules(rules, agent_rules(), kRolloutSection,
@@ -344,7 +343,8 @@ ConfigRules<PpoConfig> make_ppo_rules() {
   add_rules(rules, reward_rules(), "", itself);
   add_rules(rules, record_rules(), "", itself);
   add_rules(rules, run_rules(), "", [](const PpoConfig& c) {
-    return RunView{c.checkpoint, c.trainer.run, c.global_profiler, c.data.val_files};
+    return RunView{c.checkpoint, c.trainer.run, c.global_profiler, c.data.val_files,
+                   c.checkpoint.save_freq > 0};
   });
   return rules;
 }

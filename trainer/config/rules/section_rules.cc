@@ -1,4 +1,4 @@
-#include "trainer/config/section_rules.h"
+#include "trainer/config/rules/section_rules.h"
 
 #include <algorithm>
 #include <vector>
@@ -95,7 +95,7 @@ ConfigRules<OptimConfig> optim_rules() {
        "lr is below min_lr or lr_warmup_init"},
       {"one_length_of_the_warmup",
        {".lr_warmup_steps", ".lr_warmup_steps_ratio"},
-       [](const C& c) { return c.lr_warmup_steps < 0 || c.lr_warmup_steps_ratio == 0; },
+       [](const C& c) { return c.lr_warmup_steps <= 0 || c.lr_warmup_steps_ratio == 0; },
        "the warm-up has a number of steps and a share of them"},
       {"warmup_ends_before_decay",
        {".lr_warmup_steps", ".lr_decay_steps"},
@@ -120,6 +120,47 @@ ConfigRules<OptimConfig> optim_rules() {
   };
 }
 
+IneffectiveKeys<OptimConfig> ineffective_in_optim() {
+  using C = OptimConfig;
+  return {
+      {{".min_lr"},
+       [](const C& c) { return c.lr_decay_style != LrDecayStyle::kConstant; },
+       "with lr_decay_style constant the rate does not fall"},
+      {{".lr_decay_steps"},
+       [](const C& c) {
+         return c.lr_decay_style != LrDecayStyle::kConstant || c.lr_warmup_steps_ratio > 0;
+       },
+       "with lr_decay_style constant the rate does not fall"},
+      {{".lr_warmup_init"},
+       [](const C& c) { return c.lr_warmup_steps > 0 || c.lr_warmup_steps_ratio > 0; },
+       "there is no warm-up: lr_warmup_steps, lr_warmup_steps_ratio"},
+      {{".lr_wsd_decay_style"},
+       [](const C& c) { return c.lr_decay_style == LrDecayStyle::kWsd; },
+       "it is of lr_decay_style WSD"},
+  };
+}
+
+IneffectiveKeys<MicroBatchView> ineffective_sizes(const MicroBatchKeys& keys) {
+  using C = MicroBatchView;
+  return {
+      {{keys.micro_batch_size_per_gpu},
+       [](const C& c) { return !c.size.use_dynamic_bsz; },
+       fmt::format("{} packs by tokens", last_name(keys.use_dynamic_bsz)),
+       true},
+      {{keys.max_token_len_per_gpu},
+       [](const C& c) { return c.size.use_dynamic_bsz; },
+       fmt::format("it is of {}", last_name(keys.use_dynamic_bsz)),
+       true},
+  };
+}
+
+IneffectiveKeys<GlobalProfilerConfig> ineffective_in_profiler() {
+  return {{{".tool", ".profile_continuous_steps", ".save_path", ".discrete"},
+           [](const GlobalProfilerConfig& c) { return !c.steps.empty(); },
+           "global_profiler.steps names no step that is profiled",
+           true}};
+}
+
 ConfigRules<RunView> run_rules() {
   using C = RunView;
   return {
@@ -128,7 +169,7 @@ ConfigRules<RunView> run_rules() {
         "checkpoint.async_save", "checkpoint.save_hf"},
        [](const C& c) {
          const auto& saves = c.checkpoint;
-         return saves.save_freq > 0 ||
+         return c.saves ||
                 !(saves.keep_last || saves.keep_every || saves.async_save || saves.save_hf);
        },
        "nothing is saved, so there is nothing to keep, to write meanwhile or to convert"},
@@ -136,17 +177,14 @@ ConfigRules<RunView> run_rules() {
        {"checkpoint.keep_every", "checkpoint.keep_last"},
        [](const C& c) { return !c.checkpoint.keep_every || c.checkpoint.keep_last; },
        "without keep_last all checkpoints stay"},
-      {"save_freq_is_a_number_of_steps",
-       {"checkpoint.save_freq", "trainer.test_freq"},
-       [](const C& c) { return c.checkpoint.save_freq != 0 && c.trainer.test_freq != 0; },
-       "a frequency is a number of steps above 0, or -1"},
       {"resume_path_has_a_path",
        {"checkpoint.resume_mode", "checkpoint.resume_from_path"},
        [](const C& c) {
          return (c.checkpoint.resume_mode == ResumeMode::kResumePath) ==
                 !c.checkpoint.resume_from_path.empty();
        },
-       "resume_mode resume_path needs resume_from_path, which means nothing without it"},
+       "resume_mode resume_path needs resume_from_path, which means nothing without it: auto "
+       "continues from trainer.default_local_dir alone"},
       {"validation_needs_records",
        {"data.val_files", "trainer.test_freq", "trainer.val_before_train"},
        [](const C& c) {
@@ -192,29 +230,29 @@ ConfigRules<MicroBatchView> micro_batch_rules(const MicroBatchKeys& keys) {
   auto of_batch = keys.batch_size;
   ConfigRules<C> rules{
       {"one_size_of_micro_batches",
-       {keys.use_dynamic_bsz, keys.micro_batch_size_per_gpu, keys.max_token_len_per_gpu},
+       {keys.use_dynamic_bsz, keys.micro_batch_size_per_gpu},
        [](const C& c) {
-         return c.size.use_dynamic_bsz ? !c.size.micro_batch_size_per_gpu.has_value()
-                                       : c.size.micro_batch_size_per_gpu.has_value() &&
-                                             !c.size.max_token_len_per_gpu.has_value();
+         return c.size.use_dynamic_bsz || c.size.micro_batch_size_per_gpu.has_value();
        },
-       fmt::format("with {} micro-batches have {}, without it {}", last_name(keys.use_dynamic_bsz),
-                   last_name(keys.max_token_len_per_gpu),
+       fmt::format("without {} micro-batches have {}", last_name(keys.use_dynamic_bsz),
                    last_name(keys.micro_batch_size_per_gpu))},
       {"a_sequence_fits_in_a_micro_batch", of_length,
        [](const C& c) {
-         return c.size.max_token_len(c.context_parallel_size, c.longest_sequence) >=
-                c.longest_sequence;
+         return !c.size.use_dynamic_bsz ||
+                c.size.max_token_len(c.context_parallel_size, c.longest_sequence) >=
+                    c.longest_sequence;
        },
        fmt::format("a sequence of {} tokens is longer than {} x context_parallel_size",
                    sum_of(keys.longest_sequence), last_name(keys.max_token_len_per_gpu))},
   };
   if (!of_batch.empty()) {
     of_batch.push_back(keys.micro_batch_size_per_gpu);
-    rules.push_back(
-        {"micro_batches_make_a_batch", of_batch,
-         [](const C& c) { return c.batch_size % c.size.micro_batch_size_per_gpu.value_or(1) == 0; },
-         "the batch is no multiple of the micro-batch"});
+    rules.push_back({"micro_batches_make_a_batch", of_batch,
+                     [](const C& c) {
+                       return c.size.use_dynamic_bsz ||
+                              c.batch_size % c.size.micro_batch_size_per_gpu.value_or(1) == 0;
+                     },
+                     "the batch is no multiple of the micro-batch"});
   }
   return rules;
 }

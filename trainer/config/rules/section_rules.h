@@ -10,6 +10,8 @@ ConfigRules<EngineConfig> mesh_rules();
 ConfigRules<EngineConfig> recompute_rules();
 ConfigRules<EngineConfig> load_balancing_rules();
 ConfigRules<OptimConfig> optim_rules();
+IneffectiveKeys<OptimConfig> ineffective_in_optim();
+IneffectiveKeys<GlobalProfilerConfig> ineffective_in_profiler();
 
 // Sections that rules relate to each other, under the names that they have in every run.
 struct RunView {
@@ -17,6 +19,7 @@ struct RunView {
   const TrainerConfig& trainer;
   const GlobalProfilerConfig& global_profiler;
   const std::vector<std::string>& val_files;  // data.val_files
+  bool saves = false;                         // some checkpoint, at least behind the last step
 };
 ConfigRules<RunView> run_rules();
 
@@ -43,5 +46,6 @@ struct MicroBatchKeys {  // where that stands: roles have names of their own for
   std::vector<std::string> batch_size{};        // empty: the role does not learn
 };
 ConfigRules<MicroBatchView> micro_batch_rules(const MicroBatchKeys& keys);
+IneffectiveKeys<MicroBatchView> ineffective_sizes(const MicroBatchKeys& keys);
 
 }  // namespace ferry::trainer

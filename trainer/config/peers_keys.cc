@@ -1,0 +1,114 @@
+#include "trainer/config/peers_keys.h"
+
+#include <fmt/format.h>
+
+namespace ferry::trainer {
+namespace {
+
+struct PeersKey {
+  std::string_view name{};   // what a key ends with, or, before a *, what its end begins with
+  std::string_view other{};  // the key here, behind what stands before `name` or by itself
+  std::string_view says{};
+};
+
+constexpr std::string_view kMeshes =
+    "ranks share a model as Megatron-Core does it: *_parallel_size, sequence_parallel";
+constexpr std::string_view kPacked = "sequences are always packed, without padding";
+constexpr std::string_view kLauncher =
+    "the launcher says how many ranks there are: torchrun, Slurm, mpirun "
+    "(docs/training/clusters.md)";
+constexpr std::string_view kFewer = "name a file of fewer records, or trainer.total_training_steps";
+constexpr std::string_view kReaders = "ranks read records themselves, in time with the steps";
+constexpr std::string_view kAdapters =
+    "adapters are not trained; ferry merge puts one into a checkpoint (docs/merging.md)";
+constexpr std::string_view kWhole =
+    "a checkpoint has all that a run needs to go on; checkpoint.save_hf adds Hugging Face files";
+constexpr std::string_view kPrograms = "a program scores (docs/training/rewards.md)";
+
+constexpr PeersKey kPeersKeys[] = {
+    {"data.global_batch_size", "data.train_batch_size", ""},
+    {"data.pad_mode", "", kPacked},
+    {"use_remove_padding", "", kPacked},
+    {"data.train_max_samples", "", kFewer},
+    {"data.val_max_samples", "", kFewer},
+    {"data.num_workers", "", kReaders},
+    {"data.dataloader_num_workers", "", kReaders},
+    {"data.custom_cls*", "", "records have verl's columns (docs/training/data.md), without Python"},
+    {"data.multiturn*", "data.messages_key", "conversations are always turns"},
+    {"data.ignore_input_ids_mismatch", "",
+     "the text of a whole conversation is what is learned; a template that says its beginning "
+     "otherwise is refused"},
+    {"model.partial_pretrain", "model.path", ""},
+    {"model.lora*", "", kAdapters},
+    {"model.target_modules", "", kAdapters},
+    {"model.exclude_modules", "", kAdapters},
+    {"model.mtp*", "", "layers that predict further tokens are not trained"},
+    {"model.trust_remote_code", "", "no code of a checkpoint's is run"},
+    {"model.custom_chat_template", "model.tokenizer_path",
+     "a folder with another chat_template.jinja"},
+    {"model.enable_gradient_checkpointing", "engine.recompute_granularity", "full is whole layers"},
+    {"model.enable_gradient_checkpointing", "actor.megatron.recompute_granularity",
+     "full is whole layers"},
+    {"optim.betas", "optim.adam_beta1", "its second number is adam_beta2"},
+    {"optim.grad_clip", "optim.clip_grad", ""},
+    {"actor.grad_clip", "actor.optim.clip_grad", ""},
+    {"critic.grad_clip", "critic.optim.clip_grad", ""},
+    {"optim.lr_scheduler_type", "optim.lr_decay_style", ""},
+    {"optim.warmup_style", "optim.lr_decay_style", ""},
+    {"optim.min_lr_ratio", "optim.min_lr", "a rate, not a share of lr"},
+    {"optim.total_training_steps", "trainer.total_training_steps", ""},
+    {"optim.main_grads_dtype", "engine.grad_reduce_in_fp32", "false: in engine.dtype"},
+    {"optim.main_grads_dtype", "megatron.grad_reduce_in_fp32", "false: in dtype"},
+    {"optim.use_precision_aware_optimizer", "optim.exp_avg_dtype",
+     "it and exp_avg_sq_dtype are taken as they are"},
+    {"optim.optimizer", "", "Adam is the one optimizer"},
+    {"optim.muon*", "", "Adam is the one optimizer"},
+    {"optim.override_optimizer_config*", "", "keys of optim are set by their names"},
+    {"engine.param_offload", "engine.optimizer_offload",
+     "each step needs the parameters; masters and moments may be elsewhere"},
+    {"strategy", "", kMeshes},
+    {"fsdp*", "", kMeshes},
+    {"ulysses*", "", kMeshes},
+    {"checkpoint.save_contents", "", kWhole},
+    {"checkpoint.load_contents", "", kWhole},
+    {"trainer.max_ckpt_to_keep", "checkpoint.keep_last", ""},
+    {"trainer.max_actor_ckpt_to_keep", "checkpoint.keep_last", ""},
+    {"trainer.max_critic_ckpt_to_keep", "checkpoint.keep_last", ""},
+    {"trainer.nnodes", "", kLauncher},
+    {"trainer.n_gpus_per_node", "", kLauncher},
+    {"trainer.profile_interval", "global_profiler.steps", "each step by its number"},
+    {"trainer.default_hdfs_dir", "trainer.default_local_dir",
+     "checkpoints are written to a folder, which other programs may copy"},
+    {"rollout.name", "", "Ferry's own engine generates"},
+    {"custom_reward_function*", "reward_model.command", kPrograms},
+    {"reward_model.reward_manager", "reward_model.command", kPrograms},
+};
+
+// Where `name` stands in a key, behind a dot or at its beginning; npos: nowhere.
+std::size_t find_name(std::string_view key, std::string_view name) {
+  const bool is_beginning = name.ends_with('*');
+  if (is_beginning) name.remove_suffix(1);
+  for (std::size_t at = 0; at != key.npos; at = key.find('.', at)) {
+    if (at > 0) ++at;
+    const auto rest = key.substr(at);
+    if (is_beginning ? rest.starts_with(name) : rest == name) return at;
+  }
+  return key.npos;
+}
+
+}  // namespace
+
+std::optional<std::string> hint_for_peers_key(
+    std::string_view key, const std::function<bool(const std::string& key)>& exists) {
+  for (const auto& [name, other, says] : kPeersKeys) {
+    const auto at = find_name(key, name);
+    if (at == key.npos) continue;
+    if (other.empty()) return std::string(says);
+    for (const auto& there : {fmt::format("{}{}", key.substr(0, at), other), std::string(other)}) {
+      if (exists(there)) return says.empty() ? there : fmt::format("{}: {}", there, says);
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace ferry::trainer

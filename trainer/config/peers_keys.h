@@ -1,0 +1,16 @@
+// What verl's keys without a namesake here are: another key, or a reason why there is none.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace ferry::trainer {
+
+// "optim.adam_beta1: the first of betas ..." for optim.betas. `exists` holds for the keys that
+// this run has.
+std::optional<std::string> hint_for_peers_key(
+    std::string_view key, const std::function<bool(const std::string& key)>& exists);
+
+}  // namespace ferry::trainer

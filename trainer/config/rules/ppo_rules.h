@@ -1,0 +1,32 @@
+// The rules of a run of reinforcement learning.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "trainer/config/config_rules.h"
+#include "trainer/config/ppo_config.h"
+#include "trainer/config/rules/section_rules.h"
+
+namespace ferry::trainer {
+
+// Sections of the configuration that rules and settings name.
+inline const std::string kActorSection = "actor_rollout_ref.actor";
+inline const std::string kRefSection = "actor_rollout_ref.ref";
+inline const std::string kRolloutSection = "actor_rollout_ref.rollout";
+
+// How each role cuts its sequences into micro-batches, and under which keys.
+struct MicroBatchesOfRole {
+  MicroBatchKeys keys{};
+  std::function<MicroBatchView(const PpoConfig&)> view{};
+};
+std::vector<MicroBatchesOfRole> micro_batches_of_roles();
+
+const ConfigRules<PpoConfig>& ppo_rules();
+
+// Keys that have no effect in some runs (ineffective_in_ppo.cc). Those that verl has, too, are
+// notes: its scripts set them beside what switches them off.
+const IneffectiveKeys<PpoConfig>& ineffective_in_ppo();
+
+}  // namespace ferry::trainer
