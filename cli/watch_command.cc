@@ -147,7 +147,10 @@ void add_watch(CLI::App& app) {
   command->callback([command, flags] {
     require_effective(*command, {{.here = flags->once,
                                   .options = {"--interval"},
-                                  .why = "--once looks at the run a single time"}});
+                                  .why = "--once looks at the run a single time"},
+                                 {.here = isatty(STDOUT_FILENO) != 1,
+                                  .options = {"--interval"},
+                                  .why = "where stdout is no terminal, the page is printed once"}});
     watch(*flags);
   });
 }

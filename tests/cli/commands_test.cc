@@ -224,6 +224,9 @@ TEST_F(Commands, RefuseOptionsWithoutEffect) {
       {{"delta", "make", at("hf"), at("other"), at("o"), "--version", "3"}, "--version"},
       {{"digest", at("hf"), "--keep-quantized"}, "--keep-quantized"},
       {{"watch", at("hf"), "--once", "--interval", "3"}, "--interval"},
+      {{"watch", at("hf"), "--interval", "3"}, "--interval"},
+      {{"plan", "model.path=hf", "data.train_files=a", "--ranks-per-host", "2"},
+       "--ranks-per-host"},
       {{"score", "--rules", "--seconds", "3"}, "--seconds"},
   };
   for (const auto& [command, option] : rows) {

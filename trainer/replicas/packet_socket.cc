@@ -41,8 +41,9 @@ void at_path(const std::filesystem::path& path, std::string_view what, const Cal
   require(name.size() < sizeof(address.sun_path), ErrorKind::kIo, "{}: the name is too long",
           path.string());
   std::memcpy(address.sun_path, name.c_str(), name.size() + 1);
-  require(call(reinterpret_cast<const sockaddr*>(&address), socklen_t{sizeof(address)}) == 0,
-          ErrorKind::kIo, "{}: {}: {}", path.string(), what, std::strerror(errno));
+  const bool done =
+      call(reinterpret_cast<const sockaddr*>(&address), socklen_t{sizeof(address)}) == 0;
+  require(done, ErrorKind::kIo, "{}: {}: {}", path.string(), what, std::strerror(errno));
 }
 
 // Bytes with room for one file.

@@ -110,10 +110,12 @@ def test_replicas_join_and_leave_a_run_that_goes_on(world, alone, work):
     guests = [subprocess.Popen([TORCH_PROGRAM, "train", "replica", socket], env=os.environ | {"OMP_NUM_THREADS": "1"}) for _ in range(2)]
     wait_for_answers(run, ranks, "0")
     wait_for_answers(run, ranks, "1")
+    refused = subprocess.run([TORCH_PROGRAM, "train", "replica", socket, "--gpu", "1"], capture_output=True, text=True)
+    assert refused.returncode == 2 and "--gpu 1: has no effect: trainer.device of the run is cpu" in refused.stderr
     guests[0].kill()
     ends_as(run, ranks, world, alone)
     assert guests[0].wait() == -signal.SIGKILL and guests[1].wait(timeout=20) == 0
-    assert len(events(run, "left out")) == 1 and not events(run, "started")
+    assert len(events(run, "left out")) == 2 and not events(run, "started")
     assert not socket.exists() and not list((run / "replicas").glob("*.store"))
 
 

@@ -104,6 +104,12 @@ actor.ppo_mini_batch_size = 16
         assert done.returncode == 2 and words in done.stderr
 
 
+def test_options_without_effect_on_the_host_are_refused(described):
+    for option in (["--host-memory", "1TiB"], ["--image-tokens", "8"]):
+        done = ferry("plan", described, "trainer.device=cpu", *option)
+        assert done.returncode == 2 and f"{option[0]}: has no effect: trainer.device of the run is cpu" in done.stderr
+
+
 def test_a_run_that_does_not_fit_says_what_would(described):
     shape = ["plan", described, "--ranks", "4", "--device", "h200", *TOO_LONG, f"{MESH}.optimizer_offload=false"]
     done = ferry(*shape)

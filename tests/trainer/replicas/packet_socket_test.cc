@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -191,6 +192,7 @@ TEST(PacketListener, IsForItsUserAloneAndGoesInTheEnd) {
     EXPECT_EQ(std::filesystem::status(path).permissions(), std::filesystem::perms::owner_all);
   }
   EXPECT_FALSE(std::filesystem::exists(path));
+  errno = 0;
   EXPECT_TRUE(support::fails(ErrorKind::kIo, {"socket: connect: No such file"},
                              [&] { (void)PacketSocket::connect(path); }));
 }
