@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <ranges>
 #include <utility>
 
 #include "distckpt/base/error.h"
@@ -194,6 +195,19 @@ std::shared_ptr<grammar::CompiledGrammar> LLMEngine::compile(const std::string& 
   return structured_outputs_->compile(format);
 }
 
+// Of a sequence of so many tokens, at most at a time.
+std::int64_t LLMEngine::blocks_of(std::int64_t tokens) const {
+  return most_blocks(blocks_.windows(), tokens, options_.max_num_batched_tokens,
+                     blocks_.block_size());
+}
+
+std::int64_t LLMEngine::longest_sequence(std::int64_t num_blocks) const {
+  const auto lengths = std::views::iota(std::int64_t{1}, options_.max_model_len + 1);
+  return std::ranges::upper_bound(lengths, num_blocks, {},
+                                  [&](std::int64_t tokens) { return blocks_of(tokens); }) -
+         lengths.begin();
+}
+
 void LLMEngine::check(const std::vector<std::int64_t>& prompt, const SamplingParams& params) const {
   params.verify();
   const auto tokens = static_cast<std::int64_t>(prompt.size());
@@ -209,14 +223,15 @@ void LLMEngine::check(const std::vector<std::int64_t>& prompt, const SamplingPar
     require(prompt[i] >= 0 && prompt[i] < vocab, ErrorKind::kUsage,
             "token {} of the prompt is {}: the vocabulary has {}", i, prompt[i], vocab);
   }
+  for (const auto id : params.stop_token_ids)
+    require(id < vocab, ErrorKind::kUsage, "stop_token_ids: {} is no token: the vocabulary has {}",
+            id, vocab);
   const auto most =
       std::max(tokens, std::min(tokens + params.max_tokens, options_.max_model_len) - 1);
-  const auto& windows = blocks_.windows();
-  require(most_blocks(windows, most, options_.max_num_batched_tokens, blocks_.block_size()) <=
-              blocks_.num_blocks(),
-          ErrorKind::kUsage,
+  require(blocks_of(most) <= blocks_.num_blocks(), ErrorKind::kUsage,
           "a prompt of {} tokens and {} more can never fit the KV cache, of {} tokens", tokens,
-          params.max_tokens, blocks_.num_blocks() / std::ssize(windows) * blocks_.block_size());
+          params.max_tokens,
+          blocks_.num_blocks() / std::ssize(blocks_.windows()) * blocks_.block_size());
 }
 
 // Collects the step in flight, whose outputs the next step() returns.

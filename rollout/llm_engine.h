@@ -87,6 +87,8 @@ class LLMEngine {
   bool is_sleeping() const { return asleep_; }
 
   EngineStats stats() const;
+  // Tokens of a sequence that fit max_model_len and a KV cache of so many blocks.
+  std::int64_t longest_sequence(std::int64_t num_blocks) const;
   const EngineOptions& options() const { return options_; }
 
  private:
@@ -96,6 +98,7 @@ class LLMEngine {
     std::vector<PromptTokenOutput> prompt_logprobs{};  // so far, and until they are returned
   };
 
+  std::int64_t blocks_of(std::int64_t tokens) const;
   void check(const std::vector<std::int64_t>& prompt, const SamplingParams& params) const;
   std::shared_ptr<grammar::CompiledGrammar> compile(const std::string& format);
   bool is_last(const Sequence& sequence, std::int64_t num_tokens) const;

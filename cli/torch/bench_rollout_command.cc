@@ -337,6 +337,7 @@ void add_bench(CLI::App& app) {
       command->add_option("--output-len", mix.output_len, "Tokens of an answer, likewise")
           ->capture_default_str();
   command->add_option("--prefix-len", mix.prefix_len, "Tokens that all prompts begin with")
+      ->check(at_least(0))
       ->capture_default_str();
   command
       ->add_option("--lengths", mix.lengths,
@@ -348,7 +349,7 @@ void add_bench(CLI::App& app) {
   command
       ->add_option("--request-rate", mix.request_rate,
                    "Requests that arrive in a second, by chance. Default: all at once")
-      ->check(CLI::NonNegativeNumber);
+      ->check(at_least(0));
   command
       ->add_option("--num-warmups", flags->num_warmups,
                    "Replays before the one that counts, with other prompts")
@@ -362,8 +363,9 @@ void add_bench(CLI::App& app) {
   command->footer(
       "Ranks are those that torchrun, srun or mpirun started; of one process on the host they are "
       "threads.\nExit status: 0 measured, 2 trouble.");
-  command->callback([flags] {
+  command->callback([flags, command] {
     flags->sampling.verify();
+    require_draws(*command, flags->sampling, {"--top-k", "--top-p", "--min-p"});
     catch_stop_signals();
     run_mesh(flags->rollout.mesh, flags->rollout.data_parallel_size,
              [&](models::World& world) { bench_on_rank(*flags, world); });

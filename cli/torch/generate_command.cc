@@ -67,6 +67,10 @@ std::vector<Prompt> read_prompts(const GenerateFlags& flags, const RolloutModel&
   } else if (!flags.input.empty()) {
     reader.add_file(flags.input);
   }
+  require(!flags.chat || reader.applies_template(), ErrorKind::kUsage,
+          "--chat: has no effect: all prompts are token ids");
+  require(flags.system.empty() || reader.has_system(), ErrorKind::kUsage,
+          "--system: has no effect: all prompts are messages or token ids");
   return reader.take();
 }
 
@@ -282,8 +286,11 @@ bool generate_on_rank(const GenerateFlags& flags, models::World& world) {
   return printer.num_refused() == 0 && !totals.cancelled;
 }
 
-void generate(const GenerateFlags& flags) {
+void generate(const CLI::App& command, const GenerateFlags& flags) {
   flags.sampling.verify();
+  // Records of a file may have a temperature of their own.
+  if (flags.input.empty())
+    require_draws(command, flags.sampling, {"--top-k", "--top-p", "--min-p", "--seed"});
   require(flags.system.empty() || flags.chat, ErrorKind::kUsage,
           "--system: is a message of a chat, and --chat was not asked for");
   require(flags.json || !flags.sampling.logprobs, ErrorKind::kUsage,
@@ -305,6 +312,7 @@ void add_generate(CLI::App& app) {
   const auto flags = std::make_shared<GenerateFlags>();
   auto* const command = app.add_subcommand("generate", "Generate text with a checkpoint's model");
   add_rollout(*command, flags->rollout);
+  add_tokenizer(*command, flags->rollout);
   command->add_option("prompts", flags->prompts,
                       "Texts to go on from. Default: what standard input says");
   command
@@ -314,7 +322,8 @@ void add_generate(CLI::App& app) {
   command->add_option("--input", flags->input,
                       "Prompts in a .jsonl or .parquet file; - for JSON lines on standard input");
   command->add_flag("--chat", flags->chat, "Prompts are what a user says: apply the chat template");
-  command->add_option("--system", flags->system, "With --chat: the system's message");
+  command->add_option("--system", flags->system,
+                      "With --chat: the system's message to prompts that are text");
   add_sampling(*command, flags->sampling);
   command->add_flag("--json", flags->json, "Print a line of JSON for each prompt on stdout");
   command->add_flag(
@@ -324,7 +333,7 @@ void add_generate(CLI::App& app) {
   command->footer(
       "Ranks are those that torchrun, srun or mpirun started; of one process on the host they are "
       "threads.\nExit status: 0 each prompt has its answer, 2 trouble: the others are answered.");
-  command->callback([flags] { generate(*flags); });
+  command->callback([flags, command] { generate(*command, *flags); });
 }
 
 }  // namespace ferry::cli

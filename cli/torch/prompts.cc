@@ -160,7 +160,7 @@ void PromptReader::add_lines(const std::string& jsonl, const std::string& source
   }
 }
 
-void PromptReader::fill_from_record(Prompt& prompt, const Record& record) const {
+void PromptReader::fill_from_record(Prompt& prompt, const Record& record) {
   require(record.is_object(), ErrorKind::kUsage, "a prompt is a JSON object with a member prompt");
   const auto member = [&](const char* name) {
     const auto found = record.find(name);
@@ -184,10 +184,12 @@ void PromptReader::fill_from_record(Prompt& prompt, const Record& record) const 
   }
 }
 
-void PromptReader::fill_from_text(Prompt& prompt, const std::string& text) const {
+void PromptReader::fill_from_text(Prompt& prompt, const std::string& text) {
   prompt.text = text;
   require(rollout::text::is_valid_utf8(text), ErrorKind::kUsage, "the prompt is not UTF-8");
   if (options_.chat_template == nullptr) return tokenize(prompt, /*add_special_tokens=*/true);
+  applies_template_ = true;
+  has_system_ = !options_.system.empty();
   require(!text.empty(), ErrorKind::kUsage, "the prompt is empty");
   auto messages = Record::array();
   if (!options_.system.empty())
@@ -196,9 +198,8 @@ void PromptReader::fill_from_text(Prompt& prompt, const std::string& text) const
   fill_from_messages(prompt, messages, {});
 }
 
-void PromptReader::fill_from_messages(Prompt& prompt,
-                                      const Record& messages,
-                                      const Record& tools) const {
+void PromptReader::fill_from_messages(Prompt& prompt, const Record& messages, const Record& tools) {
+  applies_template_ = applies_template_ || options_.chat_template != nullptr;
   require(options_.chat_template != nullptr, ErrorKind::kUsage,
           "messages need a chat template: ask for it by --chat");
   require(messages.is_array() && !messages.empty(), ErrorKind::kUsage,

@@ -49,22 +49,29 @@ class PromptReader {
   void add_file(const std::string& path);
   void add_lines(const std::string& jsonl, const std::string& source);
 
+  // True if any prompt so far is text that the template makes a prompt of; and has the system's
+  // message.
+  bool applies_template() const { return applies_template_; }
+  bool has_system() const { return has_system_; }
+
   // In the order they were added.
   std::vector<Prompt> take() { return std::move(prompts_); }
 
  private:
   template <typename Fill>
   void add(Fill&& fill);
-  void fill_from_text(Prompt& prompt, const std::string& text) const;
+  void fill_from_text(Prompt& prompt, const std::string& text);
   void fill_from_messages(Prompt& prompt,
                           const trainer::Record& messages,
-                          const trainer::Record& tools) const;
-  void fill_from_record(Prompt& prompt, const trainer::Record& record) const;
+                          const trainer::Record& tools);
+  void fill_from_record(Prompt& prompt, const trainer::Record& record);
   void tokenize(Prompt& prompt, bool add_special_tokens) const;
 
   PromptOptions options_;
   std::vector<Prompt> prompts_;
   std::set<std::string> ids_;
+  bool applies_template_ = false;
+  bool has_system_ = false;
 };
 
 }  // namespace ferry::cli

@@ -131,6 +131,10 @@ std::vector<MixRequest> make_mix(const MixOptions& options,
                                  std::int64_t vocab_size,
                                  std::uint64_t salt) {
   auto lengths = options.lengths.empty() ? draw_lengths(options) : read_lengths(options.lengths);
+  const auto longest = std::ranges::max(lengths, {}, &Lengths::input_len).input_len;
+  require(options.prefix_len >= 0 && options.prefix_len <= longest, ErrorKind::kUsage,
+          "--prefix-len {}: is not from 0 to the longest prompt's {} tokens", options.prefix_len,
+          longest);
   require(options.request_rate >= 0, ErrorKind::kUsage, "--request-rate {}: is not 0 or more",
           options.request_rate);
   Random arrivals(options.seed, 1);

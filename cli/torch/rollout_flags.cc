@@ -69,12 +69,14 @@ void require_tensors_of(const models::TransformerConfig& config,
   }
 }
 
-void check_cache_size(const RolloutFlags& flags) {
+void check_device(const RolloutFlags& flags) {
   const bool on_gpu = flags.mesh.device == "cuda";
   if (flags.gpu_memory_utilization && !on_gpu) {
     throw Error(ErrorKind::kUsage, "--gpu-memory-utilization: has no effect with --device cpu",
                 "on the host --kv-cache-memory-bytes is the size of the KV cache");
   }
+  require(!flags.engine.enforce_eager || on_gpu, ErrorKind::kUsage,
+          "--enforce-eager: has no effect with --device cpu, which has no CUDA graphs");
   if (!flags.kv_cache_memory.empty() && on_gpu) {
     throw Error(ErrorKind::kUsage, "--kv-cache-memory-bytes: has no effect with --device cuda",
                 "on a GPU the KV cache takes its share of the memory, --gpu-memory-utilization, or "
@@ -83,7 +85,7 @@ void check_cache_size(const RolloutFlags& flags) {
 }
 
 std::optional<converter::Checkpoint> open_checkpoint(const RolloutFlags& flags) {
-  check_cache_size(flags);
+  check_device(flags);
   if (flags.load_format == "dummy") {
     require(!flags.iteration && flags.hf_config.empty(), ErrorKind::kUsage,
             "--iteration and --hf-config: have no effect with --load-format dummy, which reads "
@@ -118,13 +120,21 @@ std::unique_ptr<Tokenizer> find_tokenizer(const RolloutFlags& flags, const Model
 
 }  // namespace
 
+CLI::Validator at_least(double least) {
+  return {[least](const std::string& text) {
+            double number = 0;
+            return CLI::detail::lexical_cast(text, number) && number >= least
+                       ? ""
+                       : fmt::format("{}: is not a number of {} or more", text, least);
+          },
+          ""};
+}
+
 void add_rollout(CLI::App& command, RolloutFlags& flags) {
   command.add_option("checkpoint", flags.checkpoint, "A checkpoint, in any format")->required();
   add_iteration(command, "--iteration", flags.iteration,
                 "Which iteration of a Megatron checkpoint");
   add_hf_config(command, flags.hf_config);
-  command.add_option("--tokenizer", flags.tokenizer,
-                     "A folder with tokenizer.json. Default: the checkpoint's");
   command
       .add_option("--load-format", flags.load_format,
                   "dummy: random weights of the model that CHECKPOINT/config.json describes")
@@ -139,13 +149,17 @@ void add_rollout(CLI::App& command, RolloutFlags& flags) {
                   "Engines that share the prompts. Default: as many as the ranks allow")
       ->check(CLI::Range(1, 1 << 16));
   auto& engine = flags.engine;
-  command.add_option("--max-model-len", engine.max_model_len,
-                     "Tokens of a sequence, at most. Default: as many as the model knows");
+  command
+      .add_option("--max-model-len", engine.max_model_len,
+                  "Tokens of a sequence, at most. Default, or 0: as many as the model knows")
+      ->check(at_least(0));
   command.add_option("--max-num-seqs", engine.max_num_seqs, "Sequences in one step, at most")
+      ->check(at_least(1))
       ->capture_default_str();
   command
       .add_option("--max-num-batched-tokens", engine.max_num_batched_tokens,
                   "Tokens in one step, at most")
+      ->check(at_least(1))
       ->capture_default_str();
   auto* const share =
       command
@@ -159,14 +173,30 @@ void add_rollout(CLI::App& command, RolloutFlags& flags) {
                                          "Size of the KV cache on the host: 512MiB. Default: 4GiB");
   command
       .add_option("--num-blocks", engine.num_blocks,
-                  "Size of the KV cache, in blocks of 64 tokens, on host or GPU")
+                  "Size of the KV cache, in blocks of 64 tokens, on host or GPU. Default, or 0: as "
+                  "many as there is memory for")
+      ->check(at_least(0))
       ->excludes(share)
       ->excludes(bytes);
   command.add_flag("--no-enable-prefix-caching", flags.no_enable_prefix_caching,
                    "Compute each prompt anew, though others begin alike");
   command.add_flag("--no-enable-chunked-prefill", flags.no_enable_chunked_prefill,
                    "Compute each prompt in one step");
-  command.add_flag("--enforce-eager", engine.enforce_eager, "No CUDA graphs");
+  command.add_flag("--enforce-eager", engine.enforce_eager,
+                   "No CUDA graphs; not with --device cpu");
+}
+
+void add_tokenizer(CLI::App& command, RolloutFlags& flags) {
+  command.add_option("--tokenizer", flags.tokenizer,
+                     "A folder with tokenizer.json. Default: the checkpoint's");
+}
+
+void require_draws(const CLI::App& command,
+                   const rollout::SamplingParams& params,
+                   std::vector<std::string> options) {
+  require_effective(command, {{.here = params.temperature == 0,
+                               .options = std::move(options),
+                               .why = "--temperature 0 takes the likeliest token"}});
 }
 
 void add_sampling_shape(CLI::App& command, rollout::SamplingParams& params) {
@@ -203,7 +233,8 @@ void add_sampling(CLI::App& command, rollout::SamplingParams& params) {
   add("--min-tokens", params.min_tokens, "Tokens of an answer before it may end")
       ->capture_default_str();
   add("--logprobs", params.logprobs,
-      "With --json: also the log-probabilities of so many of the likeliest tokens");
+      "With --json: also the log-probabilities of so many of the likeliest tokens")
+      ->check(at_least(1));
 }
 
 void fill_with_dummies(const models::GPTModel& model) {
@@ -240,6 +271,9 @@ RolloutModel::RolloutModel(models::World& world, const RolloutFlags& flags, std:
   const auto config = checkpoint_ ? checkpoint_->map.config
                                   : converter::parse_hf_config(distckpt::read_text(config_file),
                                                                config_file.string());
+  require(config.num_moe_experts > 0 || flags.mesh.expert_tensor_parallel_size == 0,
+          ErrorKind::kUsage, "--etp {}: has no effect: the model has no experts",
+          flags.mesh.expert_tensor_parallel_size);
   models::choose_host_threads(world, config);
   chunks_ = models::make_stage(
       config, mesh_,

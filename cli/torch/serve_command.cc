@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <exception>
 #include <memory>
@@ -38,7 +39,21 @@ struct ServeFlags {
 };
 
 std::chrono::milliseconds milliseconds(double seconds) {
-  return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1e3));
+  constexpr double kLongest = 1e9;  // which the clock counts, in nanoseconds
+  return std::chrono::milliseconds(static_cast<std::int64_t>(std::min(seconds, kLongest) * 1e3));
+}
+
+// Refuses what was given for a model that lacks what it is for.
+void check_model_has(const CLI::App& command,
+                     const RolloutModel& model,
+                     const std::shared_ptr<serve::DecodedImages>& images) {
+  require_effective(
+      command, {{.here = images == nullptr || model.engine_options().vision == nullptr,
+                 .options = {"--max-images", "--max-image-pixels", "--allowed-local-media-path"},
+                 .why = "images of this model are not computed"},
+                {.here = model.tokenizer() == nullptr,
+                 .options = {"--tool-call-parser"},
+                 .why = "the model has no tokenizer, and its answers no text"}});
 }
 
 std::optional<rollout::text::ToolFormat> tool_format(const ServeFlags& flags,
@@ -70,10 +85,12 @@ std::optional<serve::ServedImages> served_images(
 serve::ServedModel served_model(const ServeFlags& flags,
                                 const RolloutModel& model,
                                 const rollout::EngineOptions& engine,
+                                std::int64_t longest,
                                 const std::shared_ptr<serve::DecodedImages>& images) {
   return {.name = flags.name.empty() ? flags.rollout.checkpoint : flags.name,
           .root = flags.rollout.checkpoint,
-          .max_model_len = engine.max_model_len,
+          .max_model_len = longest,
+          .is_limited_by_cache = longest < engine.max_model_len,
           .vocab_size = model.model().config().vocab_size,
           .max_num_seqs = engine.max_num_seqs,
           .tokenizer = model.tokenizer(),
@@ -95,22 +112,40 @@ WeightFiles files_after(const serve::WeightSource& update, const std::optional<W
   return next;
 }
 
+// Sequences that the KV cache of each engine holds.
+std::int64_t longest_sequence(const serve::RolloutEngine& mine,
+                              const std::vector<std::unique_ptr<serve::RemoteEngine>>& others) {
+  auto least = mine.stats().num_blocks;
+  for (const auto& other : others) {
+    other->idle();  // its answer has them
+    least = std::min(least, other->stats().num_blocks);
+  }
+  return mine.longest_sequence(least);
+}
+
 // On rank 0: HTTP on a thread of its own, the first engine on this one.
 void serve_http(const ServeFlags& flags,
                 const RolloutModel& model,
                 const rollout::EngineOptions& options,
+                std::int64_t longest,
                 const std::shared_ptr<serve::DecodedImages>& images,
                 const std::vector<serve::EngineSteps*>& engines) {
   serve::EngineFleet loop(engines);
-  serve::ApiServer server(served_model(flags, model, options, images), loop, flags.server,
+  serve::ApiServer server(served_model(flags, model, options, longest, images), loop, flags.server,
                           flags.api);
   fmt::print(stderr, "{:<10} {} in {}\n", "loaded", flags.rollout.checkpoint,
              format_seconds(model.seconds_to_load()));
+  if (longest < options.max_model_len)
+    fmt::print(stderr, "{:<10} {} tokens at most, not {}: the KV cache holds no more\n",
+               "sequences", longest, options.max_model_len);
   const auto asked = flags.server.max_connections;
   if (const auto most = serve::connections_within_limit(asked); most < asked)
     fmt::print(stderr, "{:<10} {} at a time, not {}: `ulimit -Hn` allows no more descriptors\n",
                "connections", most, asked);
-  fmt::print(stderr, "{:<10} http://{}:{}\n", "serving", flags.server.host, server.port());
+  const auto& host = flags.server.host;
+  const bool is_ipv6 = host.find(':') != std::string::npos;
+  fmt::print(stderr, "{:<10} http://{}{}{}:{}\n", "serving", is_ipv6 ? "[" : "", host,
+             is_ipv6 ? "]" : "", server.port());
   std::exception_ptr failed;
   std::jthread http([&] {
     try {
@@ -130,7 +165,7 @@ void serve_http(const ServeFlags& flags,
   if (failed) std::rethrow_exception(failed);
 }
 
-void serve_rank(const ServeFlags& flags, models::World& world) {
+void serve_rank(const CLI::App& command, const ServeFlags& flags, models::World& world) {
   const auto parallel = parallel_of(flags.rollout.mesh);
   const int tp = parallel.tensor_model_parallel_size, dp = world.size() / tp;
   require(tp * dp == world.size(), ErrorKind::kUsage,
@@ -148,6 +183,7 @@ void serve_rank(const ServeFlags& flags, models::World& world) {
   RolloutModel model(world, flags.rollout, std::move(ranks));
   auto weights = model.weight_files(), before = weights;
   const auto images = decoded_images(flags, model);
+  check_model_has(command, model, images);
   serve::RolloutEngine engine(
       model.model(), model.engine_options(),
       [&](const serve::WeightSource& source) {
@@ -181,13 +217,13 @@ void serve_rank(const ServeFlags& flags, models::World& world) {
                             .emplace_back(std::make_unique<serve::RemoteEngine>(
                                 *of_engines[static_cast<std::size_t>(i)], i * tp))
                             .get());
-    serve_http(flags, model, engine.options(), images, engines);
+    serve_http(flags, model, engine.options(), longest_sequence(engine, others), images, engines);
     for (const auto& other : others) other->end();
   }
   all.end();
 }
 
-void serve_checkpoint(ServeFlags& flags) {
+void serve_checkpoint(const CLI::App& command, ServeFlags& flags) {
   flags.server.limits.max_body_bytes =
       static_cast<std::size_t>(parse_size(flags.max_body, "--max-body"));
   flags.api.request_timeout = milliseconds(flags.request_timeout);
@@ -195,7 +231,7 @@ void serve_checkpoint(ServeFlags& flags) {
   flags.api.stop_requested = stop_requested;
   catch_stop_signals();
   run_mesh(flags.rollout.mesh, flags.rollout.data_parallel_size,
-           [&](models::World& world) { serve_rank(flags, world); });
+           [&](models::World& world) { serve_rank(command, flags, world); });
 }
 
 }  // namespace
@@ -205,6 +241,7 @@ void add_serve(CLI::App& app) {
   auto* const command =
       app.add_subcommand("serve", "Answer OpenAI's API over HTTP with a checkpoint's model");
   add_rollout(*command, flags->rollout);
+  add_tokenizer(*command, flags->rollout);
   const auto add = [&](const char* name, auto& value, const char* what) {
     return command->add_option(name, value, what)->group("Server");
   };
@@ -226,30 +263,32 @@ void add_serve(CLI::App& app) {
       }()))
       ->capture_default_str();
   add("--max-connections", flags->server.max_connections, "Connections at a time, at most")
+      ->check(at_least(1))
       ->capture_default_str();
   add("--max-queued-requests", flags->api.max_queued_requests,
       "Answers that may wait for a place beside --max-num-seqs; further requests get status 429")
-      ->check(CLI::NonNegativeNumber)
+      ->check(at_least(0))
       ->capture_default_str();
   add("--max-body", flags->max_body, "Size of a request, at most")->capture_default_str();
   add("--max-images", flags->max_images, "Images of a chat, at most")
-      ->check(CLI::NonNegativeNumber)
+      ->check(at_least(0))
       ->capture_default_str();
   add("--max-image-pixels", flags->max_image_pixels, "Pixels of an image's file, at most")
-      ->check(CLI::PositiveNumber)
+      ->check(at_least(1))
       ->capture_default_str();
   add("--allowed-local-media-path", flags->allowed_local_media_path,
-      "A folder whose files image_url may name by file://. Default: only data: URLs are read");
+      "A folder whose files image_url may name by file://. Default: only data: URLs are read")
+      ->check(CLI::ExistingDirectory);
   add("--request-timeout", flags->request_timeout,
       "Seconds after which an answer is given up; 0: none")
-      ->check(CLI::NonNegativeNumber)
+      ->check(at_least(0))
       ->capture_default_str();
   add("--shutdown-timeout", flags->shutdown_timeout,
       "Seconds that answers under way have left after SIGTERM")
-      ->check(CLI::NonNegativeNumber)
+      ->check(at_least(0))
       ->capture_default_str();
   command->footer("Exit status: 0 ended by SIGTERM or SIGINT, 2 trouble.");
-  command->callback([flags] { serve_checkpoint(*flags); });
+  command->callback([flags, command] { serve_checkpoint(*command, *flags); });
 }
 
 }  // namespace ferry::cli

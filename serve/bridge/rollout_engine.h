@@ -68,6 +68,9 @@ class RolloutEngine : public EngineSteps {
   void wake_up() override { engine_.wake_up(); }
 
   const rollout::EngineOptions& options() const { return engine_.options(); }
+  std::int64_t longest_sequence(std::int64_t num_blocks) const {
+    return engine_.longest_sequence(num_blocks);
+  }
 
  private:
   std::shared_ptr<const rollout::VisualPrompt> visual_prompt(

@@ -131,6 +131,7 @@ TEST_F(Engine, AWrongRequestHasItsAnswerWhileOthersGoOn) {
   engine.add_request("negative", {3, -1}, {});
   engine.add_request("unknown", {3, kVocabulary}, {});
   engine.add_request("large", random_prompt(60, kVocabulary, 4), {.max_tokens = 30});
+  engine.add_request("ending", {3}, {.stop_token_ids = {4, kVocabulary}});
   engine.add_request("contradictory", {3}, {.max_tokens = 2, .min_tokens = 3});
   EXPECT_TRUE(support::fails(ErrorKind::kUsage, {"good", "under way"},
                              [&] { engine.add_request("good", {1}, {}); }));
@@ -143,7 +144,18 @@ TEST_F(Engine, AWrongRequestHasItsAnswerWhileOthersGoOn) {
   EXPECT_EQ(answers.at("unknown").error, "token 1 of the prompt is 50: the vocabulary has 50");
   EXPECT_EQ(answers.at("large").error,
             "a prompt of 60 tokens and 30 more can never fit the KV cache, of 64 tokens");
+  EXPECT_EQ(answers.at("ending").error, "stop_token_ids: 50 is no token: the vocabulary has 50");
   EXPECT_EQ(answers.at("contradictory").error, "min_tokens: 3 are more than max_tokens, 2");
+}
+
+TEST_F(Engine, SaysHowLongASequenceTheCacheHolds) {
+  auto engine = make({.num_blocks = 1});
+  EXPECT_EQ(engine.longest_sequence(0), 0);
+  EXPECT_EQ(engine.longest_sequence(1), 64);
+  EXPECT_EQ(engine.longest_sequence(2), 128);
+  EXPECT_EQ(engine.longest_sequence(9), 128);
+  engine.add_request("long", random_prompt(40, kVocabulary, 4), {.max_tokens = 24});
+  EXPECT_EQ(run_all(engine).at("long").tokens.at(0).size(), 24U);
 }
 
 TEST_F(Engine, AnAbortedRequestIsGoneAndTheOthersDoNotNotice) {

@@ -26,7 +26,9 @@ std::chrono::milliseconds timeout_of(const ordered_json& entry, const std::strin
   const auto seconds = entry.value("timeout", ordered_json(60));
   require(seconds.is_number() && seconds.get<double>() > 0, ErrorKind::kCorrupt,
           "{}: a timeout is seconds above 0", source);
-  return std::chrono::milliseconds(static_cast<std::int64_t>(seconds.get<double>() * 1000));
+  constexpr double kLongest = 1e9;  // which the clock counts, in nanoseconds
+  const auto most = std::min(seconds.get<double>(), kLongest);
+  return std::chrono::milliseconds(static_cast<std::int64_t>(most * 1000));
 }
 
 std::size_t place_of(Tools& tools, AgentProgramOptions program) {

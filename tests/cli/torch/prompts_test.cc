@@ -46,6 +46,17 @@ Error error_of(const std::string& line, bool chats = false) {
                                                  : Error(ErrorKind::kBug, "has no error");
 }
 
+TEST(PromptReader, KnowsWhetherItsTemplateAndTheSystemsMessageArePartOfAPrompt) {
+  PromptReader reader({.tokenizer = &tokenizer(), .chat_template = &chat(), .system = "be"});
+  reader.add_ids("7");
+  EXPECT_FALSE(reader.applies_template());
+  reader.add_lines(R"({"messages": [{"role": "user", "content": "x"}]})", "input");
+  EXPECT_TRUE(reader.applies_template());
+  EXPECT_FALSE(reader.has_system());
+  reader.add_text("x");
+  EXPECT_TRUE(reader.has_system());
+}
+
 TEST(PromptReader, TakesTextAndIds) {
   PromptReader reader({.tokenizer = &tokenizer()});
   reader.add_text("xab");

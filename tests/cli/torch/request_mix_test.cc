@@ -122,6 +122,13 @@ TEST(RequestMix, NamesTheRecordWithoutALength) {
                     [&] { mix({.lengths = (dir / "mix.jsonl").string()}); }));
 }
 
+TEST(RequestMix, RefusesAPrefixThatIsLongerThanThePrompts) {
+  EXPECT_EQ(mix({.num_prompts = 1, .input_len = "12", .prefix_len = 12}).size(), 1U);
+  for (const std::int64_t length : {-1, 13})
+    EXPECT_TRUE(fails(ErrorKind::kUsage, {"--prefix-len", "the longest prompt's 12 tokens"},
+                      [&] { mix({.num_prompts = 1, .input_len = "12", .prefix_len = length}); }));
+}
+
 TEST(RequestMix, RefusesLengthsThatMakeNoSense) {
   for (const auto* length : {"", "0", "9:3", "1:2:3", "12x", "-4"}) {
     EXPECT_TRUE(fails(ErrorKind::kUsage, {"--input-len", "is neither a length nor a range"}, [&] {

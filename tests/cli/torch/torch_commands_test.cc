@@ -72,6 +72,10 @@ TEST_F(TorchCommands, GenerateGivesTheSameOnTwoRanks) {
 TEST_F(TorchCommands, GenerateRefusesWhatHasNoEffect) {
   EXPECT_TRUE(generate({"--system", "be"}).complains("--chat was not asked for"));
   EXPECT_TRUE(generate({"--logprobs", "2"}).complains("--logprobs: has no effect without --json"));
+  EXPECT_TRUE(generate({"--logprobs", "0", "--json"}).complains("--logprobs: 0: is not a number"));
+  EXPECT_TRUE(generate({"--top-k", "5", "--seed", "1"})
+                  .complains("--top-k, --seed: has no effect: --temperature 0"));
+  EXPECT_TRUE(generate({"--json", "--stop-token-ids", "1000000"}).says("1000000 is no token"));
   const auto routed = generate({"--enable-return-routed-experts"});
   EXPECT_EQ(routed.status, 2);
   EXPECT_TRUE(routed.complains("--enable-return-routed-experts: has no effect without --json"));
@@ -136,6 +140,18 @@ TEST_F(TorchCommands, BenchCountsWhatItReplays) {
   EXPECT_GE(report.at("answer_ms").at("max"), report.at("answer_ms").at("p50"));
 }
 
+TEST_F(TorchCommands, BenchRefusesWhatHasNoEffect) {
+  const auto refuses = [](std::vector<std::string> more, const std::string& words) {
+    more.insert(more.begin(), {"bench", "rollout", at("hf"), "--input-len", "5"});
+    const auto outcome = ferry(more);
+    EXPECT_EQ(outcome.status, 2);
+    EXPECT_TRUE(outcome.complains(words)) << outcome.err;
+  };
+  refuses({"--temperature", "0", "--min-p", "0.1"}, "--min-p: has no effect: --temperature 0");
+  refuses({"--prefix-len", "6"}, "--prefix-len 6: is not from 0 to the longest prompt's 5 tokens");
+  refuses({"--tokenizer", at("hf")}, "--tokenizer");
+}
+
 TEST_F(TorchCommands, BenchTakesLengthsOrAFileOfThem) {
   const auto outcome = ferry({"bench", "rollout", at("hf"), "--lengths", "x", "--input-len", "5"});
   EXPECT_EQ(outcome.status, 2);
@@ -153,7 +169,26 @@ TEST_F(TorchCommands, ServeRefusesOptionsBeforeItLoadsAModel) {
   refuses({"--port", "70000"}, "--port");
   refuses({"--tool-call-parser", "own"}, "hermes");
   refuses({"--max-queued-requests", "-1"}, "--max-queued-requests");
+  refuses({"--max-connections", "0"}, "--max-connections: 0: is not a number of 1 or more");
+  refuses({"--max-num-seqs", "0"}, "--max-num-seqs: 0: is not a number of 1 or more");
+  refuses({"--num-blocks", "-1"}, "--num-blocks: -1: is not a number of 0 or more");
+  refuses({"--shutdown-timeout", "-1"}, "--shutdown-timeout: -1: is not a number of 0 or more");
+  refuses({"--allowed-local-media-path", "/nope"}, "/nope");
+  refuses({"--enforce-eager"}, "--enforce-eager: has no effect with --device cpu");
   refuses({}, "/nowhere");
+}
+
+TEST_F(TorchCommands, ServeRefusesWhatTheModelLacks) {
+  const auto refuses = [](std::vector<std::string> more, const std::string& words) {
+    more.insert(more.begin(), {"serve", at("hf"), "--port", "0"});
+    const auto outcome = ferry(more);
+    EXPECT_EQ(outcome.status, 2);
+    EXPECT_TRUE(outcome.complains(words)) << outcome.err;
+  };
+  refuses({"--max-images", "2", "--allowed-local-media-path", "/tmp"},
+          "--max-images, --allowed-local-media-path: has no effect: images of this model");
+  refuses({"--tool-call-parser", "hermes"}, "--tool-call-parser: has no effect");
+  refuses({"--etp", "1"}, "--etp 1: has no effect: the model has no experts");
 }
 
 TEST_F(TorchCommands, TrainPrintsTheConfigurationThatItWouldRun) {

@@ -241,6 +241,14 @@ def test_options_that_make_no_sense(talker, arguments, message):
     assert message in done.stderr and done.stdout == ""
 
 
+@pytest.mark.parametrize("arguments, message", [
+    (["--prompt-ids", "1", "--chat"], "--chat: has no effect: all prompts are token ids"),
+    (["--chat", "--system", "x", "--input", "chat.jsonl"], "--system: has no effect: all prompts are messages or token ids")])
+def test_a_chat_that_no_prompt_is(talker, tmp_path, arguments, message):
+    (tmp_path / "chat.jsonl").write_text(json.dumps({"messages": [{"role": "user", "content": "x"}]}))
+    assert message in run_ok("generate", talker, *arguments, code=2, cwd=tmp_path).stderr
+
+
 def test_an_interrupt_ends_what_is_under_way(talker):
     """An answer that was not finished says so; the others have their answers, and the exit status is 2."""
     command = [FERRY, "generate", talker, "--ignore-eos", "--max-tokens", "4000", "--seed", "1"]

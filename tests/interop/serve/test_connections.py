@@ -1,14 +1,18 @@
 """ferry serve and its connections: keys, clients that vanish, limits, signals."""
 import http.client
 import json
+import re
 import signal
 import socket
+import subprocess
 import time
+import urllib.request
 
 import openai
 import pytest
 
 from served import NAME, serve
+from support import FERRY
 
 LONG = {"model": NAME, "prompt": "x", "max_tokens": 4000, "ignore_eos": True, "seed": 1}
 
@@ -40,6 +44,19 @@ def test_a_client_that_goes_frees_what_it_held(server):
             client.close()
         until(lambda: running() == 0)
     assert server.complete("y", max_tokens=3)["usage"]["completion_tokens"] <= 3
+
+
+def test_a_sequence_is_as_long_as_the_cache_holds(talker):
+    """A chat without max_tokens has the room that there is. Both engines of --dp have a cache of their own."""
+    with serve(talker, "--num-blocks", 4, "--dp", 2) as server:
+        assert "sequences  256 tokens at most, not 4096: the KV cache holds no more\n" in server.said
+        chat = {"model": NAME, "messages": [{"role": "user", "content": "x"}]}
+        answer = server.post("/v1/chat/completions", **chat, ignore_eos=True)
+        assert (answer["usage"]["total_tokens"], answer["choices"][0]["finish_reason"]) == (256, "length")
+        error = server.post("/v1/chat/completions", 400, **chat, max_tokens=256)["error"]
+        assert (error["code"], error["param"]) == ("context_length_exceeded", "max_tokens") and error["message"].startswith("the KV cache holds 256 tokens")
+        assert server.post("/tokenize", **chat)["max_model_len"] == 256
+        assert json.loads(server.get("/v1/models"))["data"][0]["max_model_len"] == 256
 
 
 def test_a_key_is_asked_for(talker):
@@ -88,9 +105,10 @@ def test_an_answer_that_takes_too_long_is_given_up(talker):
         assert status == 504 and json.loads(answer)["error"]["code"] == "timeout"
 
 
-def test_sigterm_lets_answers_end(talker):
-    with serve(talker) as server:
-        client = send(server, "/v1/completions", LONG | {"max_tokens": 300, "stream": True}, "Connection: close\r\n")
+@pytest.mark.parametrize("options", [(), ("--shutdown-timeout", "1e30", "--request-timeout", "1e30")], ids=["default", "ages"])
+def test_sigterm_lets_answers_end(talker, options):
+    with serve(talker, *options) as server:
+        client = send(server, "/v1/completions", LONG | {"max_tokens": 1000, "stream": True}, "Connection: close\r\n")
         received = client.recv(100)
         server.process.send_signal(signal.SIGTERM)
         while part := client.recv(1 << 16):
@@ -101,6 +119,16 @@ def test_sigterm_lets_answers_end(talker):
             socket.create_connection(("127.0.0.1", server.port))
         server.process.poll = lambda: None  # it has ended as it should
         server.process.send_signal = lambda _: None
+
+
+def test_an_address_of_ipv6_is_written_as_one(talker):
+    with subprocess.Popen([FERRY, "serve", talker, "--host", "::1", "--port", "0"], stderr=subprocess.PIPE, text=True) as process:
+        address = next(line.split()[1] for line in process.stderr if line.startswith("serving"))
+        assert re.fullmatch(r"http://\[::1\]:\d+", address)
+        with urllib.request.urlopen(f"{address}/health") as answer:
+            assert answer.status == 200
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=20) == 0
 
 
 def test_a_port_in_use_is_an_error(server, talker):

@@ -28,6 +28,12 @@ TEST(Tools, OneProgramMayBeSeveral) {
   EXPECT_EQ(tools.schemas.size(), 3U);
 }
 
+TEST(Tools, MayHaveMoreTimeThanAClockCounts) {
+  auto slow = tool("add", "a");
+  slow.insert(1, R"("timeout": 1e30, )");
+  EXPECT_GT(read(slow).programs[0].timeout, std::chrono::years(10));
+}
+
 TEST(Tools, HaveNamesOfTheirOwn) {
   EXPECT_TRUE(support::fails(ErrorKind::kCorrupt, {"tools.json", "two tools", "add"},
                              [&] { read(tool("add", "a") + ", " + tool("add", "b")); }));
