@@ -3,8 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
 #include <limits>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 
 namespace ferry::serve {
@@ -21,6 +25,22 @@ ordered_json reason_json(FinishReason reason) {
 // JSON has no infinities; vLLM has this number for -inf.
 ordered_json logprob_json(float logprob) {
   return logprob == -std::numeric_limits<float>::infinity() ? -9999.0F : logprob;
+}
+
+// The text of logprob_json(), quickly.
+std::string number_text(float logprob) {
+  if (!std::isfinite(logprob)) return dump(logprob_json(logprob));
+  std::array<char, 32> buffer{};
+  auto* const begin = buffer.data();
+  const auto written = std::to_chars(begin, begin + buffer.size(), static_cast<double>(logprob));
+  const std::string text(begin, written.ptr);
+  return text.find_first_of(".e") == text.npos ? text + ".0" : text;
+}
+
+// To the text of an object that has members.
+void append_member(std::string& object, std::string_view name, std::string_view value) {
+  object.back() = ',';
+  object.append("\"").append(name).append("\":").append(value).append("}");
 }
 
 // In code points of UTF-8, as Python counts them.
@@ -93,13 +113,23 @@ std::string AnswerWriter::whole(std::vector<SamplePart> samples,
                                 std::vector<PromptLogprobs> prompt_logprobs) {
   prompt_logprobs_ = std::move(prompt_logprobs);
   auto answer = envelope(request_.is_chat ? "chat.completion" : "text_completion", version);
-  for (auto& sample : samples) answer["choices"].push_back(choice(sample, true));
+  answer.erase("choices");
   answer["usage"] = usage_json(usage);
   if (request_.is_chat && request_.return_token_ids)
     answer["prompt_token_ids"] = request_.prompts.front();
+  std::string choices = "[";
+  for (auto& sample : samples) {
+    choices += choices.size() > 1 ? "," : "";
+    auto one = dump(choice(sample, true));
+    if (!request_.is_chat && request_.prompt_logprobs)
+      append_member(one, "prompt_logprobs", prompt_logprobs_of(sample.index));
+    choices += one;
+  }
+  auto text = dump(answer);
+  append_member(text, "choices", choices + ']');
   if (request_.is_chat && request_.prompt_logprobs)
-    answer["prompt_logprobs"] = prompt_logprobs_of(0);
-  return dump(answer);
+    append_member(text, "prompt_logprobs", prompt_logprobs_of(0));
+  return text;
 }
 
 // A stream has thousands of chunks, whose heads are the same.
@@ -177,8 +207,6 @@ ordered_json AnswerWriter::choice(SamplePart& part, bool is_whole) {
   if (part.finish_reason == FinishReason::kStop && part.first_call + part.calls.size() > 0)
     choice["finish_reason"] = "tool_calls";
   if (part.finish_reason != FinishReason::kNone) choice["stop_reason"] = part.stop_reason;
-  if (!request_.is_chat && request_.prompt_logprobs)
-    choice["prompt_logprobs"] = prompt_logprobs_of(part.index);
   if (!request_.return_token_ids) return choice;
   if (!request_.is_chat && is_whole) choice["prompt_token_ids"] = prompt_of(part.index);
   choice["token_ids"] = ids_json(part.tokens);
@@ -227,24 +255,31 @@ ordered_json AnswerWriter::completion_logprobs(const SamplePart& part) {
           {"top_logprobs", std::move(tops)}};
 }
 
-// In vLLM's shape: null, and objects by token ids.
-ordered_json AnswerWriter::prompt_logprobs_of(std::int64_t index) {
-  auto all = ordered_json::array({nullptr});
-  const auto entry = [&](std::int64_t id, float logprob, std::int64_t rank) {
-    return ordered_json{
-        {"logprob", logprob_json(logprob)}, {"rank", rank}, {"decoded_token", texts_.of(id)}};
+// In vLLM's shape: null, and objects by token ids. A long prompt has a million entries, which take
+// seconds as values of JSON.
+std::string AnswerWriter::prompt_logprobs_of(std::int64_t index) {
+  std::unordered_map<std::int64_t, std::string> texts;
+  std::string all = "[null";
+  const auto add = [&](std::int64_t id, float logprob, std::int64_t rank) {
+    auto& text = texts[id];
+    if (text.empty()) text = dump(texts_.of(id));
+    all.append("\"").append(std::to_string(id)).append(R"(":{"logprob":)");
+    all.append(number_text(logprob)).append(R"(,"rank":)").append(std::to_string(rank));
+    all.append(R"(,"decoded_token":)").append(text).append("}");
   };
   const auto most = static_cast<std::size_t>(request_.prompt_logprobs.value_or(0));
   for (const auto& token : prompt_logprobs_[prompt_number(index)]) {
-    ordered_json one{
-        {std::to_string(token.token_id), entry(token.token_id, token.logprob, token.rank)}};
+    all += ",{";
+    add(token.token_id, token.logprob, token.rank);
     for (std::size_t i = 0; i < std::min(most, token.top.size()); ++i) {
       const auto& [id, logprob] = token.top[i];
-      one.emplace(std::to_string(id), entry(id, logprob, static_cast<std::int64_t>(i) + 1));
+      if (id == token.token_id) continue;
+      all += ',';
+      add(id, logprob, static_cast<std::int64_t>(i) + 1);
     }
-    all.push_back(std::move(one));
+    all += '}';
   }
-  return all;
+  return all + ']';
 }
 
 ordered_json AnswerWriter::chat_logprobs(const SamplePart& part) {

@@ -66,7 +66,7 @@ class AnswerWriter {
   ordered_json choice(SamplePart& part, bool is_whole);
   ordered_json logprobs_of(const SamplePart& part);
   ordered_json completion_logprobs(const SamplePart& part);
-  ordered_json prompt_logprobs_of(std::int64_t index);
+  std::string prompt_logprobs_of(std::int64_t index);
   ordered_json chat_logprobs(const SamplePart& part);
   const std::string& text_of(std::int64_t token_id, std::string& buffer);
   ordered_json calls_json(const SamplePart& part, bool is_whole) const;
