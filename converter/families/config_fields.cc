@@ -199,7 +199,13 @@ void set_window_layers(const ConfigFields& fields,
     config.window_attn_skip_freq = sliding;
 }
 
+void read_used_window(const ConfigFields& fields, TransformerConfig& config) {
+  if (fields.flag("use_sliding_window", false))
+    config.sliding_window = fields.optional_size("sliding_window");
+}
+
 void read_qwen_window(const ConfigFields& fields, TransformerConfig& config) {
+  read_used_window(fields, config);
   const auto first = fields.count("max_window_layers", kMaxWindowLayers, kMaxSize);
   set_window_layers(
       fields, [first](std::int64_t layer) { return layer >= first; }, config);

@@ -94,6 +94,9 @@ void set_window_layers(const ConfigFields& fields,
                        const std::function<bool(std::int64_t layer)>& otherwise,
                        models::TransformerConfig& config);
 
+// Qwen's files name a window that is only used where they say so.
+void read_used_window(const ConfigFields& fields, models::TransformerConfig& config);
+
 // Qwen's window: the layers from max_window_layers on slide where layer_types names none.
 void read_qwen_window(const ConfigFields& fields, models::TransformerConfig& config);
 

@@ -3,6 +3,7 @@
 // or several that are alike. docs/adding_a_family.md works an example.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <string_view>
@@ -88,6 +89,10 @@ struct HfNames {
   std::span<const TowerRule> computed_tower{};  // of models::VisionModel: the first rule that fits
 
   std::string_view embedding() const { return first.front().hf; }
+  // That of a model whose ends are untied.
+  std::string_view output_layer() const {
+    return std::ranges::find(last, models::When::kUntied, &HfName::when)->hf;
+  }
 };
 
 // The number of prediction layers in config.json, in the object that describes the language model.
@@ -111,7 +116,7 @@ struct Family {
   const HfNames* names = nullptr;
   // The object in config.json that describes the language model; all of the file if it has none.
   std::string_view config_key{};
-  std::string_view defaults{};  // JSON: what that object need not say
+  std::string_view defaults{};  // JSON: what that object need not say, by transformers' class
   // Values of config.json where it says none.
   double rotary_percent = 1.0;   // partial_rotary_factor
   double rotary_base = 10000.0;  // rope_theta

@@ -21,11 +21,10 @@ using models::RopeType;
 using models::TransformerConfig;
 using nlohmann::json;
 
-RopeScaling parse_rope_scaling(const ConfigFields& fields) {
-  // "type" is the older spelling of "rope_type"; where both are given they agree.
+// `length`: max_position_embeddings, which is the original one too where nothing else is said.
+RopeScaling parse_rope_scaling(const ConfigFields& fields, std::int64_t length) {
+  // "type" is the older spelling of "rope_type"; transformers 5 leaves it in place beside that.
   const auto name = fields.text("rope_type", fields.text("type", name_of(RopeType::kDefault)));
-  require(fields.text("type", name) == name, ErrorKind::kCorrupt, "{}: rope_type and type differ",
-          fields.source());
   if (name == "mrope") return {};  // turning by three positions is turning by one, of text
   const auto type = find_in(models::kRopeTypes, name);
   require(type.has_value(), ErrorKind::kLayout, "{}: rope_type is \"{}\", which is none of {}",
@@ -37,20 +36,24 @@ RopeScaling parse_rope_scaling(const ConfigFields& fields) {
                 fields.optional_size("original_max_position_embeddings"),
             .llama_4_scaling_beta = beta};
   }
-  return {
-      .type = *type,
-      .factor = fields.optional_number("factor").value_or(1.0),
-      .low_freq_factor = fields.optional_number("low_freq_factor"),
-      .high_freq_factor = fields.optional_number("high_freq_factor"),
-      .attention_factor = fields.optional_number("attention_factor"),
-      .beta_fast = fields.optional_number("beta_fast"),
-      .beta_slow = fields.optional_number("beta_slow"),
-      .mscale = fields.optional_number("mscale"),
-      .mscale_all_dim = fields.optional_number("mscale_all_dim"),
-      .original_max_position_embeddings = fields.optional_size("original_max_position_embeddings"),
-      .truncate = fields.find("truncate") == nullptr ? std::nullopt
-                                                     : std::optional(fields.flag("truncate", true)),
-      .llama_4_scaling_beta = fields.optional_number("llama_4_scaling_beta")};
+  auto original = fields.optional_size("original_max_position_embeddings");
+  const bool yarn = *type == RopeType::kYarn;
+  if (!original && (yarn || *type == RopeType::kLlama3)) original = length;
+  const double longer = yarn ? static_cast<double>(length) / static_cast<double>(*original) : 1.0;
+  return {.type = *type,
+          .factor = fields.optional_number("factor").value_or(longer),
+          .low_freq_factor = fields.optional_number("low_freq_factor"),
+          .high_freq_factor = fields.optional_number("high_freq_factor"),
+          .attention_factor = fields.optional_number("attention_factor"),
+          .beta_fast = fields.optional_number("beta_fast"),
+          .beta_slow = fields.optional_number("beta_slow"),
+          .mscale = fields.optional_number("mscale"),
+          .mscale_all_dim = fields.optional_number("mscale_all_dim"),
+          .original_max_position_embeddings = original,
+          .truncate = fields.find("truncate") == nullptr
+                          ? std::nullopt
+                          : std::optional(fields.flag("truncate", true)),
+          .llama_4_scaling_beta = fields.optional_number("llama_4_scaling_beta")};
 }
 
 constexpr std::string_view kFullAttention = "full_attention";
@@ -70,7 +73,7 @@ void parse_rope(const ConfigFields& fields, const Family& family, TransformerCon
       require(!inner.is_object(), ErrorKind::kLayout,
               "{}: {} differs by kind of layer, which is not handled", fields.source(), key);
     }
-    const auto found = parse_rope_scaling(rope);
+    const auto found = parse_rope_scaling(rope, config.max_position_embeddings);
     require(!scaling || *scaling == found, ErrorKind::kCorrupt,
             "{}: rope_parameters and rope_scaling differ", fields.source());
     scaling = found;
@@ -226,9 +229,6 @@ TransformerConfig parse_hf_config(std::string_view text, std::string_view source
   parse_rope(fields, *family, config);
 
   config.untie_embeddings_and_output_weights = !all.flag("tie_word_embeddings", family->tied);
-  // Qwen names a window that it only uses when told to.
-  if (fields.flag("use_sliding_window", false))
-    config.sliding_window = fields.optional_size("sliding_window");
   config.mtp_num_layers = read_prediction_layers(fields, family->prediction);
   family->configure(fields, config);
   if (family->configure_vision != nullptr) family->configure_vision(all, config);
@@ -310,6 +310,17 @@ std::optional<std::string> class_that_transformers_lacks(const TransformerConfig
   if (config.head == Head::kLanguageModel || has_class) return std::nullopt;
   const auto object = distckpt::parse_ordered_python_json(text, source);
   return model_class(object, config.family) + class_ending(config.head);
+}
+
+bool says_whether_tied(std::string_view text, std::string_view source) {
+  const auto object = distckpt::parse_python_json(text, source);
+  return ConfigFields(object, std::string(source)).find("tie_word_embeddings") != nullptr;
+}
+
+std::string with_untied_ends(std::string_view text, std::string_view source) {
+  auto object = distckpt::parse_ordered_python_json(text, source);
+  object["tie_word_embeddings"] = false;
+  return distckpt::python_json(object, 2) + "\n";
 }
 
 std::string with_dtype(std::string_view text, distckpt::DType dtype, std::string_view source) {

@@ -18,6 +18,12 @@ models::TransformerConfig parse_hf_config(std::string_view text, std::string_vie
 // The same text of a model without prediction layers.
 std::string without_prediction_layers(std::string_view text, std::string_view source);
 
+// False for a text that leaves it to its class whether embedding and output layer are one tensor.
+bool says_whether_tied(std::string_view text, std::string_view source);
+
+// The same text, which says that they are two.
+std::string with_untied_ends(std::string_view text, std::string_view source);
+
 // The same text with another dtype, written as save_pretrained writes it.
 std::string with_dtype(std::string_view text, distckpt::DType dtype, std::string_view source);
 

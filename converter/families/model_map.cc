@@ -112,7 +112,7 @@ class Builder {
     add({last}, names.last, "");
     for (std::int64_t j = 0; j < config.mtp_num_layers; ++j) add_prediction_layer(j);
     add_states(last);
-    if (config.is_tied()) map_.copies.emplace(tied_head(names), embedding());
+    if (config.is_tied()) map_.copies.emplace(names.output_layer(), embedding());
     return std::move(map_);
   }
 
@@ -120,12 +120,6 @@ class Builder {
   // The index of the embedding's tensor.
   std::uint32_t embedding() const {
     return map_.index.at(std::string(map_.family->names->embedding()));
-  }
-
-  static std::string tied_head(const HfNames& names) {
-    const auto head = std::ranges::find(names.last, models::When::kUntied, &HfName::when);
-    require(head != names.last.end(), ErrorKind::kBug, "a family without an output layer");
-    return std::string(head->hf);
   }
 
   static std::span<const HfName> names_of(const HfNames& names,

@@ -1,6 +1,7 @@
 #include "converter/open/hf_opener.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <map>
 #include <optional>
 #include <set>
@@ -36,12 +37,18 @@ class HfOpener {
 
   Checkpoint open() {
     const auto& hf = *checkpoint_.hf;
-    checkpoint_.map = make_part_map(
-        read_config(), hf.part, [this](const std::string& name) -> std::optional<distckpt::Shape> {
-          const auto found = checkpoint_.layout.find(name);
-          if (!found) return std::nullopt;
-          return checkpoint_.layout.tensor(*found).shape;
-        });
+    auto config = read_config();
+    if (!config.untie_embeddings_and_output_weights && has_output_layer_of_its_own(config)) {
+      config.untie_embeddings_and_output_weights = true;
+      checkpoint_.hf->untie_ends();
+    }
+    checkpoint_.map =
+        make_part_map(std::move(config), hf.part,
+                      [this](const std::string& name) -> std::optional<distckpt::Shape> {
+                        const auto found = checkpoint_.layout.find(name);
+                        if (!found) return std::nullopt;
+                        return checkpoint_.layout.tensor(*found).shape;
+                      });
     quantization_ = parse_quantization(hf.config_text(), hf.config_source());
     checkpoint_.tensors = checkpoint_.map.tensors;
     for (std::uint32_t i = 0; i < checkpoint_.layout.tensors().size(); ++i) link(i);
@@ -76,6 +83,40 @@ class HfOpener {
         [&](const TensorLayout& tensor) { return is_prediction_tensor(config, tensor.name); });
     if (!has_prediction) config.mtp_num_layers = 0;
     return config;
+  }
+
+  // True of a model whose config.json leaves it to its class whether its ends are tied, and that
+  // has an output layer that is not its embedding: transformers does not tie those. Some rows tell.
+  bool has_output_layer_of_its_own(const models::TransformerConfig& config) const {
+    const auto& family = find_family(config.family);
+    const auto& hf = *checkpoint_.hf;
+    if (family.passes_through || says_whether_tied(hf.config_text(), hf.config_source()))
+      return false;
+    const auto& layout = checkpoint_.layout;
+    const auto first = layout.find(std::string(family.names->embedding()));
+    const auto last = layout.find(std::string(family.names->output_layer()));
+    if (!first || !last) return false;
+    const auto& embedding = layout.tensor(*first);
+    const auto& output = layout.tensor(*last);
+    if (output.shape != embedding.shape || output.dtype != embedding.dtype) return false;
+    const auto source = checkpoint_.source();
+    const auto row = [&](const TensorLayout& tensor, std::int64_t index) {
+      const auto& shard = tensor.shards.front();
+      distckpt::Region region{
+          .at = shard.at, .size = {1, tensor.shape[1]}, .element_size = size_of(tensor.dtype)};
+      region.at.offset += index * shard.at.strides[0];
+      std::vector<std::byte> found(static_cast<std::size_t>(region.num_bytes()));
+      std::vector<distckpt::ChecksumPart> parts;
+      source->read(region, found, parts);
+      return found;
+    };
+    constexpr std::int64_t kRows = 16;
+    const auto rows = embedding.shape[0];
+    for (std::int64_t i = 0; i < std::min(kRows, rows); ++i) {
+      const auto at = i * rows / std::min(kRows, rows);
+      if (row(embedding, at) != row(output, at)) return true;
+    }
+    return false;
   }
 
   // A tensor of the index that no file holds: those of the model are listed as missing.

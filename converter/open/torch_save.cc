@@ -27,7 +27,7 @@ class TorchSaveReader {
     const auto index = folder_ / distckpt::kTorchModelIndex;
     if (distckpt::source_exists(index)) {
       const auto text = distckpt::read_text(index);
-      for (const auto& file : files_of_index(text, index.string())) {
+      for (const auto& file : files_of_model(text, index.string())) {
         require(distckpt::source_exists(folder_ / file), ErrorKind::kNotFound,
                 "{}: names the file {}, which is not there", index.string(), file);
         read_file(file);
@@ -35,7 +35,7 @@ class TorchSaveReader {
       check_index(text, file_of_tensor_, index.string());
       const bool has_single = distckpt::source_exists(folder_ / distckpt::kTorchModel);
       require_transformers_reads(*stored_.hf, {.folder = folder_,
-                                               .files = files_of_index(text, index.string()),
+                                               .files = files_of_model(text, index.string()),
                                                .index = distckpt::kTorchModelIndex,
                                                .single = has_single ? distckpt::kTorchModel : ""});
       return std::move(stored_);

@@ -128,6 +128,10 @@ void HfForm::quantize(Quantization::Method method, const std::vector<std::string
   index_text.reset();
 }
 
+void HfForm::untie_ends() {
+  contents[std::string(distckpt::kHfConfig)] = with_untied_ends(config_text(), config_source());
+}
+
 void HfForm::leave_prediction_layers() {
   contents[std::string(distckpt::kHfConfig)] =
       without_prediction_layers(config_text(), config_source());
@@ -181,7 +185,7 @@ HfForm read_hf_folder(const fs::path& folder, Links links, bool incomplete) {
     form.index_text = distckpt::read_text(index_path);
     const auto source = index_path.string();
     std::vector<fs::path> paths;
-    const auto files = files_of_index(*form.index_text, source);
+    const auto files = files_of_model(*form.index_text, source);
     for (const auto& file : files) paths.push_back(folder / file);
     distckpt::open_sources(paths);
     for (const auto& file : files) {
@@ -236,6 +240,11 @@ std::set<std::string> files_of_index(const std::string& index_text, const std::s
     distckpt::require_plain_filename(name, source);
     files.insert(std::move(name));
   }
+  return files;
+}
+
+std::set<std::string> files_of_model(const std::string& index_text, const std::string& source) {
+  auto files = files_of_index(index_text, source);
   require(!files.empty(), ErrorKind::kCorrupt, "{}: weight_map is empty", source);
   return files;
 }

@@ -49,6 +49,8 @@ struct HfForm {
   void leave_quantization();
   // Makes it the form of weights that are quantised so, but for those modules.
   void quantize(Quantization::Method method, const std::vector<std::string>& not_converted);
+  // Says in its config.json that embedding and output layer are two tensors.
+  void untie_ends();
   // Makes it the form of a model without prediction layers, likewise.
   void leave_prediction_layers();
 };
@@ -89,6 +91,9 @@ HfForm read_hf_config(const std::filesystem::path& folder, Links links);
 
 // The files that an index names, sorted. Throws Error(kCorrupt).
 std::set<std::string> files_of_index(const std::string& index_text, const std::string& source);
+
+// The same of a model's, which has tensors.
+std::set<std::string> files_of_model(const std::string& index_text, const std::string& source);
 
 // Index and files agree: each tensor is in the file that the index names, and no other. With
 // `incomplete` files may lack tensors, which are returned. Throws Error(kCorrupt).

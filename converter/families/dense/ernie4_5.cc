@@ -62,6 +62,7 @@ bool is_ernie(const TransformerConfig& config) {
 constexpr Family kErnie[] = {
     {.model_type = "ernie4_5",
      .names = &kErnieNames,
+     .defaults = R"({"rms_norm_eps": 1e-05})",
      .rotary_base = 5e5,
      .tied = true,
      .traits = {.rotary_in_fp32 = true},
@@ -73,6 +74,7 @@ constexpr Family kErnie[] = {
      .rare = true},
     {.model_type = "ernie4_5_moe",
      .names = &kErnieNames,
+     .defaults = R"({"rms_norm_eps": 1e-05})",
      .rotary_base = 5e5,
      .tied = true,
      .num_experts_key = "moe_num_experts",

@@ -221,6 +221,12 @@ void read_gemma3(const ConfigFields& fields, TransformerConfig& config) {
   config.qk_layernorm = true;
 }
 
+// Its class has no soft cap of logits, which the class of the language model alone has.
+void read_seeing_gemma3(const ConfigFields& fields, TransformerConfig& config) {
+  read_gemma3(fields, config);
+  config.final_logit_softcapping.reset();
+}
+
 // Heads of layers of global attention: global_head_dim, num_global_key_value_heads; transformers 5
 // writes what single layers have of their own, per_layer_config.
 void read_global_attention(const ConfigFields& fields, TransformerConfig& config) {
@@ -367,7 +373,7 @@ constexpr Family kGemma[] = {
      .rope_of_layers = true,
      .activation = models::Activation::kGeluTanh,
      .head_classes = HeadClasses::kOfSequences,
-     .configure = read_gemma3,
+     .configure = read_seeing_gemma3,
      .bridge_seeing = &kGemma3SeeingProvider},
     {.model_type = "gemma4_text",
      .names = &kGemma4Names,

@@ -89,15 +89,34 @@ void read_mistral(const ConfigFields& fields, TransformerConfig& config) {
   config.sliding_window = fields.optional_size("sliding_window");
 }
 
+// Ministral-8B names its layers of full attention, and transformers then takes a class of its own.
+void read_mistral_layers(const ConfigFields& fields, TransformerConfig& config) {
+  read_mistral(fields, config);
+  set_window_layers(
+      fields, [](std::int64_t) { return true; }, config);
+}
+
 void read_qwen2(const ConfigFields& fields, TransformerConfig& config) {
   read_linear_biases(fields, config);
   config.add_qkv_bias = true;
   read_qwen_window(fields, config);
 }
 
-void read_qwen3(const ConfigFields& fields, TransformerConfig& config) {
+// Files that transformers 4.52 to 4.57 saved say inside of text_config alone that the ends are
+// tied.
+void read_qwen2_5_vl(const ConfigFields& fields, TransformerConfig& config) {
+  read_qwen2(fields, config);
+  if (fields.flag("tie_word_embeddings", false)) config.untie_embeddings_and_output_weights = false;
+}
+
+// Without a window, whatever config.json says of one: Qwen3-VL's class has none.
+void read_qwen3_vl(const ConfigFields& fields, TransformerConfig& config) {
   read_linear_biases(fields, config);
   config.qk_layernorm = true;
+}
+
+void read_qwen3(const ConfigFields& fields, TransformerConfig& config) {
+  read_qwen3_vl(fields, config);
   read_qwen_window(fields, config);
 }
 
@@ -127,14 +146,20 @@ constexpr Family kFamilies[] = {
      .bridge = &kPlainBridgeModel},
     {.model_type = "mistral",
      .names = &kNames,
+     .defaults = R"({"sliding_window": 4096})",
      .head_classes = HeadClasses::kOfSequencesAndTokens,
-     .configure = read_mistral,
+     .configure = read_mistral_layers,
      .describes =
          [](const TransformerConfig& config) {
            return is_dense(config) && !config.qk_layernorm && !config.add_qkv_bias &&
                   config.sliding_window.has_value();
          },
      .bridge = &kPlainBridgeModel},
+    {.model_type = "ministral",  // what transformers 5 makes of a mistral with layer_types
+     .names = &kNames,
+     .defaults = R"({"sliding_window": 4096})",
+     .head_classes = HeadClasses::kOfSequencesAndTokens,
+     .configure = read_mistral_layers},
     {.model_type = "qwen2",
      .names = &kNames,
      .head_classes = HeadClasses::kOfSequencesAndTokens,
@@ -153,6 +178,7 @@ constexpr Family kFamilies[] = {
      .bridge = &kPlainBridgeModel},
     {.model_type = "ministral3",
      .names = &kNames,
+     .defaults = R"({"rms_norm_eps": 1e-05})",
      .head_classes = HeadClasses::kOfSequencesAndTokens,
      .configure = read_mistral},
     {.model_type = "mistral3",
@@ -163,13 +189,15 @@ constexpr Family kFamilies[] = {
     {.model_type = "qwen2_5_vl",
      .names = &kQwen25SeeingNames,
      .config_key = "text_config",
-     .defaults = R"({"max_window_layers": 80})",  // Qwen2_5_VLTextConfig of transformers
-     .configure = read_qwen2,
+     .defaults = R"({"max_window_layers": 80, "rms_norm_eps": 1e-05})",
+     .rotary_base = 1e6,
+     .configure = read_qwen2_5_vl,
      .bridge_seeing = &kQwen25SeeingProvider},
     {.model_type = "qwen3_vl",
      .names = &kQwen3SeeingNames,
      .config_key = "text_config",
-     .configure = read_qwen3,
+     .rotary_base = 5e5,
+     .configure = read_qwen3_vl,
      .configure_vision = read_qwen3_vision,
      .bridge_seeing = &kQwen3SeeingProvider},
     {.model_type = "seed_oss",

@@ -27,6 +27,7 @@ constexpr BridgeModel kGlmProvider{
 constexpr Family kGlm[] = {
     {.model_type = "glm4_moe",
      .names = &kGlmNames,
+     .defaults = R"({"rms_norm_eps": 1e-05})",
      .rotary_percent = 0.5,
      .num_experts_key = "n_routed_experts",
      .prediction = kNextnPrediction,

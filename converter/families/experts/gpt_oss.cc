@@ -50,6 +50,7 @@ constexpr BridgeModel kGptOssProvider{
 constexpr Family kGptOss[] = {
     {.model_type = "gpt_oss",
      .names = &kGptOssNames,
+     .defaults = R"({"rms_norm_eps": 1e-05})",
      .rotary_base = 150000.0,
      .num_experts_key = "num_local_experts",
      .head_classes = HeadClasses::kOfSequencesAndTokens,

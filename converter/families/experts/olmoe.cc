@@ -31,6 +31,7 @@ constexpr BridgeModel kOlmoeProvider{
 constexpr Family kOlmoe[] = {
     {.model_type = "olmoe",
      .names = &kOlmoeNames,
+     .defaults = R"({"rms_norm_eps": 1e-05})",
      .configure =
          [](const ConfigFields& fields, TransformerConfig& config) {
            read_linear_biases(fields, config);

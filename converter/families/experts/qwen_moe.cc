@@ -86,6 +86,7 @@ constexpr Family kQwenMoeList[] = {
      .configure =
          [](const ConfigFields& fields, TransformerConfig& config) {
            read_qwen_experts(fields, config);
+           read_used_window(fields, config);
            // configuration_qwen2_moe.py
            const auto end = fields.count("max_window_layers", kMaxWindowLayers, kMaxSize);
            set_window_layers(
@@ -106,6 +107,7 @@ constexpr Family kQwenMoeList[] = {
      .configure =
          [](const ConfigFields& fields, TransformerConfig& config) {
            read_qwen_experts(fields, config);
+           read_used_window(fields, config);
            config.qk_layernorm = true;
            config.moe_router_topk = fields.size("num_experts_per_tok", 8);
          },
@@ -117,6 +119,7 @@ constexpr Family kQwenMoeList[] = {
     {.model_type = "qwen3_vl_moe",
      .names = &kSeeingMoeNames,
      .config_key = "text_config",
+     .rotary_base = 5e5,
      .configure =
          [](const ConfigFields& fields, TransformerConfig& config) {
            read_qwen_experts(fields, config);

@@ -117,13 +117,21 @@ void read_hybrid(const ConfigFields& fields, TransformerConfig& config) {
   config.qk_layernorm = true;
 }
 
-void read_hybrid_experts(const ConfigFields& fields, TransformerConfig& config) {
+void read_next_experts(const ConfigFields& fields, TransformerConfig& config) {
   read_hybrid(fields, config);
   read_qwen_experts(fields, config);
-  config.moe_router_topk = fields.size("num_experts_per_tok", 8);
+  config.moe_router_topk = fields.size("num_experts_per_tok", 10);
   config.moe_router_pre_softmax = !fields.flag("norm_topk_prob", true);
   config.moe_shared_expert_intermediate_size = fields.size("shared_expert_intermediate_size");
   config.moe_shared_expert_gate = true;
+}
+
+// Qwen3.5 has experts in every layer and weights whose sum is one, whatever config.json says.
+void read_qwen35_experts(const ConfigFields& fields, TransformerConfig& config) {
+  read_next_experts(fields, config);
+  config.moe_layer_freq.assign(static_cast<std::size_t>(config.num_layers), true);
+  config.moe_router_topk = fields.size("num_experts_per_tok", 8);
+  config.moe_router_pre_softmax = false;
 }
 
 // Qwen3-Next's file names no prediction layers, and has one; so has a Qwen3.5 whose file says
@@ -157,7 +165,7 @@ constexpr Family kHybridList[] = {
      .rotary_percent = 0.25,
      .head_classes = HeadClasses::kOfSequencesAndTokens,
      .prediction = kNextPrediction,
-     .configure = read_hybrid_experts,
+     .configure = read_next_experts,
      .describes =
          [](const TransformerConfig& config) {
            return config.has_linear_attention() && config.num_moe_experts > 0;
@@ -177,7 +185,7 @@ constexpr Family kHybridList[] = {
      .names = &kQwen35Names,
      .rotary_percent = 0.25,
      .prediction = kQwen35Prediction,
-     .configure = read_hybrid_experts,  // Megatron's arguments do not tell it from Qwen3-Next
+     .configure = read_qwen35_experts,  // Megatron's arguments do not tell it from Qwen3-Next
      .bridge = &kQwen35ExpertsProvider},
     {.model_type = "qwen3_5",
      .names = &kQwen35SeeingNames,
@@ -191,7 +199,7 @@ constexpr Family kHybridList[] = {
      .config_key = "text_config",
      .rotary_percent = 0.25,
      .prediction = kQwen35Prediction,
-     .configure = read_hybrid_experts},
+     .configure = read_qwen35_experts},
 };
 
 }  // namespace

@@ -78,6 +78,13 @@ void read_deepseek(const ConfigFields& fields, TransformerConfig& config) {
   read_deepseek_experts(fields, config);
 }
 
+// One of its methods alone limits tokens to groups of experts.
+void read_deepseek_v2(const ConfigFields& fields, TransformerConfig& config) {
+  read_deepseek(fields, config);
+  if (fields.text("topk_method", "greedy") != "group_limited_greedy")
+    config.moe_router_num_groups = config.moe_router_group_topk = 0;
+}
+
 void read_biased_router(const ConfigFields& fields, TransformerConfig& config) {
   require_normed_weights(fields);
   read_deepseek(fields, config);
@@ -185,13 +192,16 @@ constexpr BridgeModel kGlmSparseProvider{
                     nlohmann::ordered_json& provider) { provider["mtp_num_layers"] = nullptr; },
 };
 
+constexpr std::string_view kDeepSeekDefaults =
+    R"({"routed_scaling_factor": 2.5, "n_group": 8, "topk_group": 4})";
+
 constexpr Family kDeepSeek[] = {
     {.model_type = "deepseek_v2",
      .names = &kDeepSeekNames,
      .num_experts_key = kNumExperts,
      .traits = {.rotary_in_fp32 = true},
      .head_classes = HeadClasses::kOfSequences,
-     .configure = read_deepseek,
+     .configure = read_deepseek_v2,
      .describes =
          [](const TransformerConfig& config) {
            return config.multi_latent_attention && !config.moe_router_enable_expert_bias;
@@ -199,6 +209,7 @@ constexpr Family kDeepSeek[] = {
      .bridge = &kDeepSeekV2Provider},
     {.model_type = "deepseek_v3",
      .names = &kDeepSeekNames,
+     .defaults = kDeepSeekDefaults,
      .num_experts_key = kNumExperts,
      .head_classes = HeadClasses::kOfSequencesAndTokens,
      .prediction = kNextnPrediction,
@@ -222,12 +233,15 @@ constexpr Family kDeepSeek[] = {
      .configure = read_deepseek_v3},
     {.model_type = "glm4_moe_lite",
      .names = &kDeepSeekNames,
+     .defaults = R"({"rms_norm_eps": 1e-05, "routed_scaling_factor": 1.8,
+                     "num_experts_per_tok": 4})",
      .num_experts_key = kNumExperts,
      .prediction = kNextnPrediction,
      .configure = read_deepseek_v3,
      .bridge = &kGlmLiteProvider},
     {.model_type = "deepseek_v32",
      .names = &kDeepSeekNames,
+     .defaults = kDeepSeekDefaults,
      .num_experts_key = kNumExperts,
      .prediction = kNextnPrediction,
      .configure = read_sparse,
@@ -235,6 +249,7 @@ constexpr Family kDeepSeek[] = {
      .rare = true},
     {.model_type = "glm_moe_dsa",
      .names = &kDeepSeekNames,
+     .defaults = R"({"rms_norm_eps": 1e-05, "routed_scaling_factor": 2.5})",
      .num_experts_key = kNumExperts,
      .prediction = kNextnPrediction,
      .configure = read_sparse,

@@ -101,6 +101,7 @@ std::map<std::string, nlohmann::json> configurations() {
   alike("kimi_k2", "deepseek_v3");
   alike("deepseek_v32", "glm_moe_dsa");
   alike("mistral", "llama");
+  alike("ministral", "llama");
   alike("deepseek_v4", "llama");
   for (const std::string type : {"qwen3_5", "qwen3_5_moe"}) {
     found.emplace(type,

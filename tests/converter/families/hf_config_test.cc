@@ -70,6 +70,91 @@ TEST(HfConfig, ReadsBothSpellingsOfRope) {
   EXPECT_EQ(new_style.rope_scaling.original_max_position_embeddings, 8192);
 }
 
+// Qwen2.5-VL of the hub, saved again by transformers 5.
+TEST(HfConfig, TakesTheNewerNameOfARopeThatHasTwo) {
+  EXPECT_EQ(parse(R"("rope_scaling": {"rope_type": "default", "type": "mrope"})", "qwen2_5_vl")
+                .rope_scaling,
+            models::RopeScaling{});
+}
+
+// transformers, modeling_rope_utils.py
+TEST(HfConfig, FillsInWhatARopeDoesNotSay) {
+  const auto rope = [](std::string_view type, std::string_view more) {
+    return parse(fmt::format(R"("max_position_embeddings": 4096,
+                                "rope_scaling": {{"rope_type": "{}"{}}})",
+                             type, more))
+        .rope_scaling;
+  };
+  EXPECT_EQ(rope("yarn", R"(, "factor": 4.0)").original_max_position_embeddings, 4096);
+  EXPECT_EQ(rope("llama3", R"(, "factor": 4.0)").original_max_position_embeddings, 4096);
+  EXPECT_EQ(rope("yarn", R"(, "factor": null, "original_max_position_embeddings": 1024)").factor, 4);
+  EXPECT_EQ(rope("linear", R"(, "factor": 4.0)").original_max_position_embeddings, std::nullopt);
+}
+
+TEST(HfConfig, TakesTheDefaultsOfTheClass) {
+  EXPECT_EQ(parse().layernorm_epsilon, 1e-6);
+  EXPECT_EQ(parse("", "qwen2_5_vl").layernorm_epsilon, 1e-5);
+  EXPECT_EQ(parse("", "qwen3_vl").rotary_base, 5e5);
+  const auto* const experts = R"("num_local_experts": 4)";
+  EXPECT_EQ(parse(experts, "mixtral").layernorm_epsilon, 1e-5);
+  EXPECT_EQ(parse(experts, "mixtral").rotary_base, 1e6);
+  EXPECT_EQ(parse("", "mistral").sliding_window, 4096);
+  EXPECT_EQ(parse(R"("sliding_window": null)", "mistral").sliding_window, std::nullopt);
+}
+
+TEST(HfConfig, TellsWhichLayersOfAMistralHaveItsWindow) {
+  const auto* const layers =
+      R"("sliding_window": 6, "layer_types": ["full_attention", "sliding_attention"])";
+  for (const auto* type : {"mistral", "ministral"}) {
+    EXPECT_EQ(parse(layers, type).window_attn_skip_freq, (std::vector<bool>{false, true})) << type;
+    EXPECT_TRUE(parse(R"("sliding_window": 6)", type).window_attn_skip_freq.empty()) << type;
+  }
+  EXPECT_TRUE(parse(layers, "ministral3").window_attn_skip_freq.empty());  // its class reads none
+}
+
+TEST(HfConfig, IgnoresWhatTheClassOfAFamilyDoesNotRead) {
+  EXPECT_EQ(parse(R"("use_sliding_window": true, "sliding_window": 6, "max_window_layers": 0)",
+                  "qwen3_vl")
+                .sliding_window,
+            std::nullopt);
+  const auto* const cap = R"("final_logit_softcapping": 30.0)";
+  EXPECT_EQ(parse(cap, "gemma3_text").final_logit_softcapping, 30);
+  EXPECT_EQ(parse(cap, "gemma3").final_logit_softcapping, std::nullopt);
+  const auto* const experts = R"("norm_topk_prob": false, "mlp_only_layers": [0], "num_experts": 4,
+                                 "moe_intermediate_size": 8, "shared_expert_intermediate_size": 8)";
+  EXPECT_TRUE(parse(experts, "qwen3_next").moe_router_pre_softmax);
+  EXPECT_EQ(parse(experts, "qwen3_next").moe_layer_freq, (std::vector<bool>{false, true}));
+  EXPECT_FALSE(parse(experts, "qwen3_5_moe").moe_router_pre_softmax);
+  EXPECT_EQ(parse(experts, "qwen3_5_moe").moe_layer_freq, (std::vector<bool>{true, true}));
+}
+
+// transformers 4.52 to 4.57 moved the flag there when they saved.
+TEST(HfConfig, ReadsTheTiesOfQwen25VlInItsTextConfig) {
+  const auto tied = [](std::string_view model_type) {
+    const auto text = fmt::format(R"({{"model_type": "{}", "text_config": {{"hidden_size": 64,
+        "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 64,
+        "tie_word_embeddings": true}}}})",
+                                  model_type);
+    return !parse_hf_config(text, "config.json").untie_embeddings_and_output_weights;
+  };
+  EXPECT_TRUE(tied("qwen2_5_vl"));
+  EXPECT_FALSE(tied("qwen3_vl"));
+}
+
+TEST(HfConfig, TakesGroupsOfExpertsOfDeepSeekV2ForOneMethodAlone) {
+  const auto groups = [](std::string_view method) {
+    return parse(fmt::format(R"("kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8,
+                                "v_head_dim": 8, "n_routed_experts": 4, "moe_intermediate_size": 8,
+                                "n_group": 2, "topk_group": 1{})",
+                             method),
+                 "deepseek_v2")
+        .moe_router_num_groups;
+  };
+  EXPECT_EQ(groups(R"(, "topk_method": "group_limited_greedy")"), 2);
+  EXPECT_EQ(groups(R"(, "topk_method": "greedy")"), 0);
+  EXPECT_EQ(groups(""), 0);
+}
+
 TEST(HfConfig, RefusesTwoRopesThatDiffer) {
   EXPECT_TRUE(fails(ErrorKind::kCorrupt, {"rope_theta"}, [] {
     parse(
