@@ -336,6 +336,7 @@ class Conversion {
   // A later run can go on: after an interruption, when the disk was full, or with the options
   // that the interrupted run had.
   bool is_worth_keeping(const Error& error, const distckpt::WorkFolder& work) const {
+    if (options_.memory != nullptr) return false;  // nobody names its tensors again
     if (opened_.published) return is_stopped(error);
     if (damaged_ || (options_.resume && error.kind() == ErrorKind::kUsage)) return true;
     return is_stopped(error) && fs::exists(work.journal()) && is_source_unchanged();

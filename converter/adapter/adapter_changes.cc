@@ -85,7 +85,7 @@ class PeftChanges {
   Checkpoint open() {
     Checkpoint checkpoint;
     checkpoint.location = {.root = folder_, .folder = folder_};
-    const auto header = distckpt::read_safetensors_header(folder_ / kAdapterWeights);
+    const auto header = read_adapter_header(folder_);
     source_ = (folder_ / kAdapterWeights).string();
     distckpt::add_to_layout(header, folder_, checkpoint.layout);
     for (const auto& stored : checkpoint.layout.tensors()) {
@@ -235,8 +235,12 @@ class PeftChanges {
             "{}: {}: use_dora and the presence of its magnitudes contradict each other", source_,
             module);
     if (magnitude == parts.end()) return tensor;
+    require(!tensor.transposed, ErrorKind::kLayout,
+            "{}: {}: DoRA of an embedding is not handled: its magnitudes are those of columns, "
+            "each of which all rows make up",
+            source_, module);
     const auto count = magnitude->second->shape.product();
-    require(!tensor.transposed && count == tensor.rows, ErrorKind::kLayout,
+    require(count == tensor.rows, ErrorKind::kLayout,
             "{}: {}: {} magnitudes, expected one for each of {} rows", source_, module, count,
             tensor.rows);
     tensor.magnitude = magnitude->second->name;

@@ -10,6 +10,7 @@
 
 #include "distckpt/base/error.h"
 #include "distckpt/storage/file_io.h"
+#include "distckpt/storage/source_tree.h"
 #include "rollout/text/regex/linear_regex.h"
 
 namespace ferry::converter {
@@ -46,6 +47,16 @@ void require_whole_base(const ordered_json& init, const std::string& source) {
 }
 
 }  // namespace
+
+distckpt::SafetensorsHeader read_adapter_header(const std::filesystem::path& folder) {
+  if (!distckpt::source_exists(folder / kAdapterWeights) &&
+      distckpt::source_exists(folder / "adapter_model.bin")) {
+    throw Error(ErrorKind::kLayout,
+                fmt::format("{}: has adapter_model.bin alone, which is not read", folder.string()),
+                "PEFT's save_pretrained writes adapter_model.safetensors unless told otherwise");
+  }
+  return distckpt::read_safetensors_header(folder / kAdapterWeights);
+}
 
 float lora_scaling(double alpha, double divisor, const std::string& source) {
   const auto scaling = static_cast<float>(alpha / divisor);

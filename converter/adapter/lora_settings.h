@@ -9,6 +9,7 @@
 
 #include "converter/open/verl_lora.h"
 #include "distckpt/base/json.h"
+#include "distckpt/formats/safetensors.h"
 
 namespace ferry::converter {
 
@@ -23,6 +24,9 @@ struct AdapterKey {
 
   bool is_factor() const { return part == "lora_A" || part == "lora_B"; }
 };
+
+// The header of the folder's kAdapterWeights.
+distckpt::SafetensorsHeader read_adapter_header(const std::filesystem::path& folder);
 
 // The factor of the product: alpha / divisor. Throws Error(kCorrupt) unless both it and alpha are
 // positive and finite.

@@ -41,7 +41,7 @@ PeftTensors read_peft(const fs::path& folder) {
                     .source = (folder / kAdapterWeights).string(),
                     .location = {.root = folder, .folder = folder}};
   found.config = found.settings.text();
-  const auto header = distckpt::read_safetensors_header(folder / kAdapterWeights);
+  const auto header = read_adapter_header(folder);
   distckpt::add_to_layout(header, folder, found.layout);
   return found;
 }

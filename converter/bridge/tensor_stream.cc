@@ -237,7 +237,14 @@ TensorStream::TensorStream(std::shared_ptr<const Checkpoint> checkpoint,
   source_ = checkpoint_->source();
 }
 
-TensorStream::~TensorStream() = default;
+TensorStream::~TensorStream() {
+  cancel();
+}
+
+void TensorStream::cancel() {
+  for (const auto& batch : running_)
+    if (batch->execution) batch->execution->cancel();
+}
 
 void TensorStream::make_plan() {
   auto tensors = checkpoint_->tensors;
@@ -406,8 +413,7 @@ std::optional<TensorStream::Range> TensorStream::wait(const ProgressFunction& pr
                [&] {
                  if (!batch.execution) return;
                  while (!batch.execution->wait_for(std::chrono::milliseconds(100))) {
-                   if (!report(done_ + batch.execution->bytes_done(), false))
-                     batch.execution->cancel();
+                   if (!report(done_ + batch.execution->bytes_done(), false)) cancel();
                  }
                  batch.execution->wait();
                });

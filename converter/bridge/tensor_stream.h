@@ -108,6 +108,7 @@ class TensorStream {
     std::uint32_t piece = 0;
   };
 
+  void cancel();  // all that is under way, at once
   void make_plan();
   void cut_into_batches();
   distckpt::CopyPlan plan_of(const Range& range) const;

@@ -15,8 +15,12 @@ namespace {
 bool keeps_quantized(const DeltaChain& chain, const std::filesystem::path& base) {
   return std::ranges::any_of(chain.deltas(), [&](const auto& delta) {
     const auto& summary = delta->summary();
-    return summary.form == DeltaForm::kSlime ? stored_quantization(base).has_value()
-                                             : summary.keep_quantized;
+    const bool of_quantized = summary.form != DeltaForm::kSlime && summary.keep_quantized;
+    const bool quantized = stored_quantization(base).has_value();
+    require(!of_quantized || quantized, ErrorKind::kLayout,
+            "{}: changes quantised weights as they are stored, and {} has none",
+            summary.path.string(), base.string());
+    return of_quantized || (summary.form == DeltaForm::kSlime && quantized);
   });
 }
 
@@ -31,6 +35,7 @@ std::vector<std::unique_ptr<Delta>> open_all(std::span<const std::filesystem::pa
 }  // namespace
 
 DeltaChain::DeltaChain(std::vector<std::unique_ptr<Delta>> deltas) : deltas_(std::move(deltas)) {
+  require(!deltas_.empty(), ErrorKind::kUsage, "no delta is given");
   require_chain(deltas_);
 }
 
@@ -75,7 +80,7 @@ bool DeltaChain::in_order() const {
 
 void DeltaChain::finish(const std::vector<distckpt::Digest>& digests) {
   for (const auto& delta : deltas_) delta->require_applied();
-  if (!deltas_.empty()) deltas_.back()->require_result(digests);
+  deltas_.back()->require_result(digests);
 }
 
 ConvertReport apply_delta(ConvertOptions options,

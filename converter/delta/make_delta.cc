@@ -65,6 +65,10 @@ class DeltaMaker {
     version_ = options_.version.value_or(versions.empty() ? 1 : versions.rbegin()->first + 1);
     require(version_ > 0, ErrorKind::kUsage, "--version {}: version 0 is the base itself",
             version_);
+    require(versions.empty() || version_ <= versions.rbegin()->first + 1, ErrorKind::kUsage,
+            "--version {}: version {} is the last that is there, and each delta is applied to the "
+            "one before it",
+            version_, versions.empty() ? 0 : versions.rbegin()->first);
     target_ /= slime_version_folder(version_);
   }
 

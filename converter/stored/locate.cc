@@ -13,6 +13,7 @@
 #include "distckpt/formats/zarr.h"
 #include "distckpt/storage/file_io.h"
 #include "distckpt/storage/remote_store.h"
+#include "distckpt/storage/remote_tree.h"
 #include "distckpt/storage/source_tree.h"
 
 namespace ferry::converter {
@@ -253,6 +254,8 @@ bool Location::has_own_config() const {
 
 Location locate(const fs::path& path, std::optional<Iteration> iteration) {
   require(!path.empty(), ErrorKind::kUsage, "\"\": names no checkpoint");
+  distckpt::refuse_unknown_address(path);
+  if (distckpt::is_remote(path)) distckpt::RemoteTree::instance().add_root(path);
   if (!distckpt::source_exists(path)) {
     throw Error(ErrorKind::kNotFound, fmt::format("{}: is not there", path.string()),
                 hint_for_missing(path));

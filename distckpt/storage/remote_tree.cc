@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cctype>
 #include <set>
 #include <string_view>
 #include <utility>
@@ -35,6 +36,24 @@ bool is_below(std::string_view address, std::string_view folder) {
 
 bool is_remote(const fs::path& path) {
   return !scheme_of(path.native()).empty();
+}
+
+void refuse_unknown_address(const fs::path& path) {
+  const auto& text = path.native();
+  const auto colon = text.find(":/");
+  const bool scheme = colon != std::string::npos && colon > 1 &&
+                      std::isalpha(static_cast<unsigned char>(text[0])) &&
+                      std::ranges::all_of(std::string_view(text).substr(0, colon), [](char letter) {
+                        return std::isalnum(static_cast<unsigned char>(letter)) ||
+                               std::string_view("+.-").find(letter) != std::string_view::npos;
+                      });
+  std::error_code unknown;
+  if (!scheme || is_remote(path) || fs::exists(text.substr(0, colon + 1), unknown)) return;
+  throw Error(
+      ErrorKind::kUsage,
+      fmt::format("{}: is an address of no known kind: https://, http://, hf://, s3://", text),
+      "as text, not as a pathlib.Path, which takes a slash away; a folder of that name is ./" +
+          text);
 }
 
 std::string address_of(const fs::path& path) {
@@ -97,10 +116,14 @@ const RemoteTree::Listing* RemoteTree::covering(const std::string& address) cons
 
 const RemoteTree::Listing& RemoteTree::listing_of(const std::string& asked) {
   if (const auto* known = covering(asked)) return *known;
-  // A folder that was listed before is listed again as a whole.
-  const auto root = std::ranges::find_if(
-      roots_, [&](const std::string& folder) { return is_below(asked, folder); });
-  const auto address = root == roots_.end() ? asked : *root;
+  // A folder that was listed before is listed again as a whole: the innermost.
+  auto address = asked;
+  std::size_t longest = 0;
+  for (const auto& folder : roots_) {
+    if (folder.size() < longest || (folder != asked && !is_below(asked, folder))) continue;
+    address = folder;
+    longest = folder.size();
+  }
   roots_.insert(address);
   auto& store = store_of(address);
   Listing listing;
@@ -223,6 +246,11 @@ void RemoteTree::forget() {
   const std::lock_guard lock(mutex_);
   listings_.clear();
   objects_.clear();
+}
+
+void RemoteTree::add_root(const fs::path& folder) {
+  const std::lock_guard lock(mutex_);
+  roots_.insert(address_of(folder));
 }
 
 }  // namespace ferry::distckpt

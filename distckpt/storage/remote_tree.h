@@ -76,6 +76,9 @@ class RemoteTree {
   // Everything is asked for anew.
   void forget();
 
+  // Somebody asks for this folder, not for one that holds it: it is listed alone.
+  void add_root(const std::filesystem::path& folder);
+
  private:
   struct Listing {
     std::map<std::string, RemoteEntry> files{};  // by address

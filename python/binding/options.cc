@@ -151,6 +151,8 @@ converter::ConvertOptions convert_options(const Options& options) {
       .overwrite = options.get<bool>("overwrite"),
       .resume = options.get<bool>("resume"),
       .follow_symlinks = options.get<bool>("follow_symlinks")};
+  require(result.max_shard_size.value_or(1) > 0, ErrorKind::kUsage,
+          "max_shard_size={}: expected at least one byte", result.max_shard_size.value_or(0));
   if (options.get<bool>("ranks")) result.job = distckpt::rank_from_environment();
   return result;
 }

@@ -144,7 +144,10 @@ PyObject* describe(PyObject* /*self*/, PyObject* arguments) {
   return guarded([&] {
     PyObject* capsule = nullptr;
     if (PyArg_ParseTuple(arguments, "O", &capsule) == 0) throw PythonError();
-    return text(cli::json_text(describe_json(*checkpoint_of(capsule)), -1));
+    const auto checkpoint = checkpoint_of(capsule);
+    std::string described;
+    Work().run([&] { described = cli::json_text(describe_json(*checkpoint), -1); });
+    return text(described);
   });
 }
 

@@ -71,6 +71,8 @@ def plain(options: Dict[str, Any]) -> str:
             options[name] = str(value)
         elif name in ("max_memory", "max_shard_size", "read_ahead"):
             options[name] = size(value, name)
+        elif name == "dtype" and value is float:
+            raise Error("usage", "dtype=float: Python's float has 64 bits", [], "bf16, fp16, fp32")
         elif name == "dtype" and value is not None:
             given = getattr(value, "__name__", str(value)).replace("torch.", "")
             options[name] = _DTYPES.get(given, given)

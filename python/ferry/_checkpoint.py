@@ -234,7 +234,10 @@ def open(path: Path, *, iteration: Union[int, str, None] = None, hf_config: Opti
     Raises:
         Error: for everything that is not exactly what the configuration says: tensors that are missing, surplus or of another shape are named
     """
-    options = dict(path=os.fspath(path), iteration=None if iteration is None else str(iteration), keep_quantized=keep_quantized,
+    folder = os.fspath(path)
+    if os.path.exists(folder):  # read again later, wherever the process is then
+        folder = os.path.abspath(folder)
+    options = dict(path=folder, iteration=None if iteration is None else str(iteration), keep_quantized=keep_quantized,
                    hf_config=None if hf_config is None else os.fspath(hf_config))
     return Checkpoint(_ferry.open_checkpoint(plain(dict(options))), options)
 

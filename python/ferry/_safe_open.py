@@ -1,5 +1,6 @@
 """The interface of safetensors, over checkpoints of every format."""
 import operator
+import os
 import threading
 from itertools import accumulate
 from math import prod
@@ -77,10 +78,14 @@ class _Window:
     AHEAD = 1 << 29  # bytes that the stream may be ahead of what is asked for, and that may wait to be asked for
 
     def __init__(self, checkpoint: Checkpoint, infos: Dict[str, TensorInfo]):
-        self._checkpoint, self._lock, self._used = checkpoint, threading.Lock(), False
+        self._checkpoint, self._used = checkpoint, False
         self._order = {name: index for index, name in enumerate(infos)}
         self._bytes = [prod(info.shape) * item_size(info.dtype) for info in infos.values()]
         self._begins = [0, *accumulate(self._bytes)]
+        self._begin()
+
+    def _begin(self) -> None:
+        self._lock, self._process = threading.Lock(), os.getpid()
         self._stream: Optional[Iterator[Tuple[str, Tensor]]] = None
         self._position = 0
         self._waiting: Dict[str, Tensor] = {}
@@ -88,6 +93,8 @@ class _Window:
 
     def take(self, name: str) -> Optional[Tensor]:
         """-> the tensor; None if it is better read alone"""
+        if self._process != os.getpid():  # forked: the stream is the parent's, and a thread of it may hold the lock
+            self._begin()
         with self._lock:
             index, first, self._used = self._order[name], not self._used, True
             if name in self._waiting:

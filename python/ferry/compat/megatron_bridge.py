@@ -6,6 +6,7 @@
 """
 import os
 from typing import Any, Iterator, NamedTuple, Optional, Union
+from urllib.parse import quote
 
 from .. import _checkpoint, _ferry, _reports
 from .._checkpoint import Checkpoint
@@ -72,7 +73,7 @@ class AutoBridge:
             raise TypeError(f"from_hf_pretrained() got unexpected keyword arguments: {', '.join(sorted(surplus))}")
         name = os.fspath(path)
         if not os.path.exists(name) and "://" not in name:
-            name = f"hf://{name}" + (f"@{revision}" if revision else "")
+            name = f"hf://{name}" + (f"@{quote(revision, safe='')}" if revision else "")
         return cls(name)
 
     @classmethod
@@ -105,7 +106,8 @@ class AutoBridge:
         if checkpoint._bridge_layout != "language-model":
             options.setdefault("megatron_layout", checkpoint._bridge_layout)
         report = _reports.convert(source.hf_pretrained, megatron_path, to="megatron", iteration=0, **options)
-        write_run_config(report.target.path, hf_model_id=os.fspath(hf_model_id))
+        if not options.get("dry_run"):
+            write_run_config(os.path.join(os.fsdecode(megatron_path), os.path.basename(report.target.path)), hf_model_id=os.fspath(hf_model_id))
         return report
 
     def export_ckpt(self, megatron_path: Path, hf_path: Path, show_progress: bool = True, strict: bool = False, source_path: Optional[Path] = None, *,

@@ -12,7 +12,7 @@ import os
 from typing import Any, Iterator, List, Sequence, Tuple
 
 from .._arguments import Path
-from .vllm import weights_iterator
+from .vllm import require_known, weights_iterator
 
 LOAD_FORMAT = "ferry.compat.sglang.load_weights"
 _NAME = "ferry.checkpoint"
@@ -24,9 +24,15 @@ def named(checkpoint: Path, **options: Any) -> List[Tuple[str, Any]]:
     Args:
         checkpoint: its folder or address, as every rank sees it
         options: of ferry.open() and Checkpoint.tensors(), as in ferry.compat.vllm.weights_iterator()
+
+    Raises:
+        Error: "usage" for another option
     """
     import torch
-    text = json.dumps({"checkpoint": os.fspath(checkpoint), **options}).encode()
+    require_known(options)
+    if options.get("hf_config") is not None:
+        options["hf_config"] = os.fsdecode(options["hf_config"])
+    text = json.dumps({"checkpoint": os.fsdecode(checkpoint), **options}).encode()
     return [(_NAME, torch.tensor(list(text), dtype=torch.uint8))]
 
 

@@ -6,7 +6,7 @@
 import contextlib
 import tempfile
 from pathlib import Path as Folder
-from typing import Any, Iterator, Optional, Union
+from typing import Any, Dict, Iterator, Optional, Union
 
 from .. import _checkpoint
 from .._checkpoint import Checkpoint
@@ -30,6 +30,14 @@ def carried_files(checkpoint: Checkpoint) -> Iterator[str]:
         yield folder
 
 
+def _refuse_places(options: Dict[str, Any]) -> None:
+    """What says where a model lies on the hub is part of its address here."""
+    for name in ("revision", "subfolder"):
+        if options.get(name) not in (None, "", "main"):
+            raise Error("usage", f"{name}={options[name]!r}: is part of the address", [], "hf://ORG/REPO@REVISION/FOLDER")
+        options.pop(name, None)
+
+
 def from_pretrained(path: Union[Path, Checkpoint], *model_args: Any, auto_class: Any = None, config: Any = None, iteration: Iteration = None,
                     hf_config: Optional[Path] = None, keep_quantized: bool = False, **kwargs: Any) -> Any:
     """Loads a checkpoint of any format into a model of transformers, as AutoModelForCausalLM.from_pretrained loads a Hugging Face folder.
@@ -38,7 +46,7 @@ def from_pretrained(path: Union[Path, Checkpoint], *model_args: Any, auto_class:
 
     Args:
         path: a folder or address, as in ferry.open(), or an opened Checkpoint
-        model_args, kwargs: of transformers' from_pretrained: dtype, device_map, attn_implementation, ...
+        model_args, kwargs: of transformers' from_pretrained: dtype, device_map, attn_implementation, ...; revision and subfolder are part of the address
         auto_class: an Auto class or model class of transformers. Default: AutoModelForCausalLM
         config: a PreTrainedConfig. Default: of the checkpoint's config.json
         iteration, hf_config, keep_quantized: as in ferry.open()
@@ -51,6 +59,7 @@ def from_pretrained(path: Union[Path, Checkpoint], *model_args: Any, auto_class:
     """
     import torch
     import transformers
+    _refuse_places(kwargs)
     checkpoint = path if isinstance(path, Checkpoint) else _checkpoint.open(path, iteration=iteration, hf_config=hf_config, keep_quantized=keep_quantized)
     with carried_files(checkpoint) as folder:
         if config is None:
@@ -75,6 +84,7 @@ def from_pretrained(path: Union[Path, Checkpoint], *model_args: Any, auto_class:
 def load_tokenizer(path: Union[Path, Checkpoint], *, iteration: Iteration = None, hf_config: Optional[Path] = None, **kwargs: Any) -> Any:
     """-> the tokenizer of a checkpoint of any format, as AutoTokenizer.from_pretrained(**kwargs) makes it"""
     import transformers
+    _refuse_places(kwargs)
     checkpoint = path if isinstance(path, Checkpoint) else _checkpoint.open(path, iteration=iteration, hf_config=hf_config)
     with carried_files(checkpoint) as folder:
         return transformers.AutoTokenizer.from_pretrained(folder, **kwargs)

@@ -22,6 +22,13 @@ from .._errors import Error
 _OPTIONS = {"checkpoint", "iteration", "hf_config", "keep_quantized", "read_ahead", "threads", "max_memory"}
 
 
+def require_known(options: Mapping[str, Any]) -> None:
+    """Raises Error "usage" for an option that weights_iterator() does not take."""
+    surplus = set(options) - _OPTIONS
+    if surplus:
+        raise Error("usage", f"model_loader_extra_config: has {', '.join(sorted(surplus))}", [], f"known: {', '.join(sorted(_OPTIONS))}")
+
+
 def weights_iterator(model: Any, extra_config: Mapping[str, Any]) -> Iterator[Tuple[str, Any]]:
     """Reads the weights of a model, one by one, ahead of the loop.
 
@@ -36,9 +43,7 @@ def weights_iterator(model: Any, extra_config: Mapping[str, Any]) -> Iterator[Tu
     Raises:
         Error: as ferry.open() does; "usage" for another option
     """
-    surplus = set(extra_config) - _OPTIONS
-    if surplus:
-        raise Error("usage", f"model_loader_extra_config: has {', '.join(sorted(surplus))}", [], f"known: {', '.join(sorted(_OPTIONS))}")
+    require_known(extra_config)
     options = dict(extra_config)
     path = options.pop("checkpoint", model)
     reading = {name: options.pop(name) for name in ("read_ahead", "threads", "max_memory") if name in options}

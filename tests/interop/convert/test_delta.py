@@ -142,6 +142,21 @@ def test_versions_of_slime_are_read(versions, work, encoding, files):
     assert tree(work / "new") == tree(versions / "v3")
 
 
+def test_a_version_of_slime_that_changes_nothing(versions, work):
+    """A step with a learning rate of zero, between two others."""
+    for before, after in ((0, 1), (1, 1), (1, 2)):
+        run_ok("delta", "make", versions / f"v{before}", versions / f"v{after}", work / "deltas", "--to", "slime")
+    assert len(json.loads((work / "deltas/weight_v000002" / INDEX).read_text())["weight_map"]) == 0
+    run_ok("delta", "inspect", work / "deltas/weight_v000002")
+    run_ok("delta", "apply", versions / "v0", work / "deltas", work / "new")
+    assert tree(work / "new") == tree(versions / "v2")
+
+
+def test_a_version_of_slime_that_leaves_a_gap(versions, work):
+    run_ok("delta", "make", versions / "v0", versions / "v1", work / "deltas", "--to", "slime")
+    refuse("delta", "make", versions / "v1", versions / "v2", work / "deltas", "--to", "slime", "--version", "3", words=["--version 3", "version 1 is the last"])
+
+
 def test_a_version_of_slime_that_was_damaged(versions, work):
     slime_publish(*(hf_tensors(versions / f"v{i}") for i in (0, 1)), work / "weight_v000001", 1, "xor", 1)
     path = work / "weight_v000001/model-00000-of-00001.safetensors"
@@ -273,6 +288,14 @@ def test_a_base_of_another_dtype_is_named(versions, work, dtype, way, words):
     run_ok("convert", versions / "v0", work / "base", "--to", "hf", "--dtype", dtype)
     refuse("delta", "apply", work / "base", work / "delta", work / "out", words=words)
     assert not (work / "out").exists()
+
+
+def test_a_delta_of_quantised_weights_on_others_is_named(versions, work):
+    for version in (0, 1):
+        run_ok("convert", versions / f"v{version}", work / f"fp8_v{version}", "--to", "hf", "--quantize", "fp8-block")
+    run_ok("delta", "make", work / "fp8_v0", work / "fp8_v1", work / "delta")
+    refuse("delta", "apply", versions / "v0", work / "delta", work / "out", words=["changes quantised weights", "has none"])
+    run_ok("delta", "apply", work / "fp8_v0", work / "delta", work / "out")
 
 
 @pytest.mark.parametrize("arguments", [("make", "v0", "v1"), ("apply", "v0", "v1"), ("apply", "v0"), ("verify", "v0"), ("inspect",)])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from support import ferry_json, llama_config, llama_shapes, random_tensors, refuse, run_ok, tree, write_hf
+from support import DATA, ferry_json, llama_config, llama_shapes, random_tensors, refuse, run_ok, tree, write_hf
 
 peft = pytest.importorskip("peft", reason="PEFT merges the adapters that are compared")
 from transformers import AutoModelForCausalLM  # noqa: E402
@@ -80,6 +80,17 @@ def test_weights_and_logits_are_those_of_peft(base, work, kind):
     mine = logits(AutoModelForCausalLM.from_pretrained(work / "merged", dtype=dtype))
     scale = logits(merged).abs().max()
     assert (mine - logits(merged)).abs().max() <= (1e-5 if dtype == torch.float32 else 0.03) * scale
+
+
+def test_dora_of_an_embedding_and_weights_of_pickle_are_named(work):
+    torch.manual_seed(1)
+    AutoModelForCausalLM.from_pretrained(DATA / "hf_llama/hf").float().save_pretrained(work / "base")
+    make_adapter(work / "base", work / "adapter", torch.float32, r=3, lora_alpha=6, target_modules=["embed_tokens"], use_dora=True)
+    refuse("merge", work / "base", work / "adapter", work / "out", words=["embed_tokens", "DoRA of an embedding is not handled"])
+    torch.save(load_file(work / "adapter/adapter_model.safetensors"), work / "adapter/adapter_model.bin")
+    (work / "adapter/adapter_model.safetensors").unlink()
+    for command in (["merge", work / "base", work / "adapter", work / "out"], ["convert", work / "adapter", work / "out", "--to", "verl", "--base", work / "base"]):
+        refuse(*command, words=["adapter_model.bin alone", "adapter_model.safetensors"])
 
 
 @pytest.mark.parametrize("modules", [["embed_tokens"], ["lm_head"], ["embed_tokens", "lm_head"]])

@@ -1,10 +1,11 @@
 """The module over S3 (moto's server) in a process that lives on: what changes there is seen, and threads do not disturb one another."""
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
-from servers import serve_s3
+from servers import serve_faults, serve_files, serve_s3
 from support import DATA
 
 ferry = pytest.importorskip("ferry", reason="the Python module is not built")
@@ -65,3 +66,32 @@ def test_addresses_are_refused_where_a_folder_is_needed(work, monkeypatch):
         with pytest.raises(ferry.Error, match="s3://bucket/out: .* into a folder of this machine") as error:
             write()
         assert error.value.kind == "usage" and not list(work.iterdir())
+
+
+@pytest.mark.parametrize("address", ["gs://bucket/run", "S3://bucket/run", "s3:/bucket/run", "file:///tmp/run"])
+def test_addresses_of_other_kinds_are_no_folders(address, work, monkeypatch):
+    """A pathlib.Path of an address has one slash less."""
+    monkeypatch.chdir(work)
+    for act in (lambda: ferry.open(address), lambda: ferry.convert(HF, Path(address), to="hf", progress=False), lambda: ferry.save(address, load_file(HF / "model.safetensors"), like=HF)):
+        with pytest.raises(ferry.Error, match="is an address of no known kind"):
+            act()
+    assert not list(work.iterdir())
+
+
+def test_a_look_at_a_bucket_does_not_make_later_ones_longer(s3, monkeypatch):
+    put(s3, HF, "hf")
+    with serve_faults(s3.url) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        with pytest.raises(ferry.Error):
+            ferry.open("s3://bucket")
+        del proxy.log[:]
+        ferry.open("s3://bucket/hf")
+    lists = [request.path for request in proxy.log if "list-type" in request.path]
+    assert lists and all("prefix=hf" in path for path in lists)
+
+
+def test_threads_of_python_run_while_a_server_does_not_answer(work):
+    """Several opens at once, from a server that is threads of the same process."""
+    with serve_files(DATA) as server, ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: ferry.open(f"{server.url}/hf_llama/hf").family, range(16)))
+    assert found == ["llama"] * 16

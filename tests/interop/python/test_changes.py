@@ -118,3 +118,23 @@ def test_mistakes_are_named_and_leave_nothing_behind(ends, work):
     assert tree(work) == before
     ferry.delta_make(tuned, base, work / "delta")
     refuse(ferry.delta_verify, base, work / "delta", kind="layout")
+
+
+def test_no_delta_is_no_chain(ends, work):
+    for act in (lambda: ferry.delta_apply(ends[0], [], work / "out"), lambda: ferry.delta_verify(ends[0], [])):
+        with pytest.raises(ferry.Error, match="no delta is given"):
+            act()
+    assert not (work / "out").exists()
+
+
+@pytest.mark.parametrize("most", [0, -1])
+def test_a_file_has_at_least_a_byte(ends, work, most):
+    with pytest.raises(ferry.Error, match="max_shard_size"):
+        ferry.convert(ends[0], work / "out", to="hf", max_shard_size=most, progress=False)
+
+
+def test_a_save_that_is_stopped_leaves_nothing_and_no_hint_of_resuming(ends, work):
+    with pytest.raises(ferry.Error) as stopped:
+        ferry.save(work / "out", load_file(ends[0] / "model.safetensors"), like=ends[0], progress=lambda *_: False)
+    assert stopped.value.kind == "cancelled" and "--resume" not in stopped.value.hint
+    assert sorted(path.name for path in work.iterdir()) == ["base", "tuned"]

@@ -5,11 +5,13 @@ vllm/model_executor/model_loader (base_loader.py of commit 01f62d3, __init__.py)
 of commit 047c993) and SGLang's python/sglang/srt/model_loader/loader.py (commit
 005cbe0) and model_executor/model_runner.py.
 """
+import os
 import shutil
 import subprocess
 import sys
 import types
 from abc import ABC, abstractmethod
+from pathlib import Path
 
 import pytest
 import torch
@@ -253,6 +255,13 @@ def test_sglang_takes_the_weights_of_a_checkpoint_while_it_runs():
     getattr(sys.modules[name], function)(model, ferry.compat.sglang.named(MEGATRON, hf_config=str(HF)) + [("model.other", torch.ones(2))])
     assert torch.equal(model.found.pop("model.other"), torch.ones(2))
     require_weights(model.found)
+
+
+def test_sglangs_paths_may_be_of_any_kind_and_options_are_known():
+    names = [ferry.compat.sglang.named(MEGATRON, hf_config=kind(HF)) for kind in (str, Path, os.fsencode)]
+    assert all(torch.equal(names[0][0][1], one[0][1]) for one in names)
+    with pytest.raises(ferry.Error, match="has revision"):
+        ferry.compat.sglang.named(MEGATRON, revision="v2")
 
 
 # ------------------------------------------------------------------------------------------------------------- verl

@@ -236,3 +236,12 @@ def test_megatron_bridges_training_begins_with_weights_of_any_format(imported, w
     assert {name: one["returned"] for name, one in report.items()} == {"address": [0, 0], "archive": [0, 0], "megatron": [0, 0], "resumed": [7, 11]}
     wanted = describe(load_file(HF / "model.safetensors"))
     assert all(one["exported"] == wanted for one in report.values())
+
+
+def test_a_plan_of_an_import_writes_nothing(work):
+    report = AutoBridge.import_ckpt(HF, work / "megatron", dry_run="plan", progress=False)
+    assert report.target.format == "torch_dist" and not list(work.iterdir())
+
+
+def test_a_revision_with_a_slash_is_one_name():
+    assert AutoBridge.from_hf_pretrained("org/model", revision="refs/pr/1").hf_pretrained == "hf://org/model@refs%2Fpr%2F1"

@@ -1,4 +1,6 @@
 """ferry.safe_open beside safetensors' own, over every format."""
+import os
+import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -112,6 +114,21 @@ def test_thousands_of_tensors_are_read_by_few_plans(monkeypatch):
     for name in opened.keys():
         opened.get_tensor(name)
     assert len(alone) == 1
+
+
+def test_a_forked_process_reads_what_the_other_has_not(tmp_path):
+    """... whatever a thread of the other does, as the workers of a DataLoader do."""
+    opened = ferry.safe_open(HF, "pt")
+    names, theirs = list(opened.keys()), load_file(FILE)
+    for name in names[:3]:
+        opened.get_tensor(name)
+    with opened._window._lock:  # a thread of the parent that reads
+        child = os.fork()
+        if child == 0:
+            signal.alarm(30)
+            os._exit(0 if all(same(opened.get_tensor(name), theirs[name]) for name in names[3:]) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert all(same(opened.get_tensor(name), theirs[name]) for name in names[3:])
 
 
 def test_load_file_is_that_of_safetensors():

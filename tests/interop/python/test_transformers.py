@@ -114,3 +114,11 @@ def test_a_tied_head_is_a_second_name(work):
     assert state["lm_head.weight"].data_ptr() == state["model.embed_tokens.weight"].data_ptr()
     ferry.save(work / "out", state, like=DATA / "hf_qwen2_tied/hf")
     assert ferry.verify(DATA / "hf_qwen2_tied/hf", work / "out")
+
+
+@pytest.mark.parametrize("place", [{"revision": "v2"}, {"subfolder": "model"}])
+def test_a_place_on_the_hub_is_part_of_the_address(place):
+    for load in (from_pretrained, load_tokenizer):
+        with pytest.raises(ferry.Error, match="is part of the address") as error:
+            load(DATA / "hf_llama/hf", **place)
+        assert "hf://ORG/REPO@REVISION/FOLDER" in error.value.hint
