@@ -82,15 +82,22 @@ void read_logit_bias(const Fields& fields,
   }
 }
 
+void check_tokens(const Fields& fields,
+                  const char* name,
+                  const std::vector<std::int64_t>& ids,
+                  const ServedModel& model) {
+  for (const auto id : ids)
+    if (id < 0 || id >= model.vocab_size)
+      fields.refuse(name, fmt::format("{} is no token of the model", id));
+}
+
 void read_allowed_tokens(const Fields& fields,
                          const ServedModel& model,
                          rollout::SamplingParams& params) {
   if (!fields.has("allowed_token_ids")) return;
   fields.read("allowed_token_ids", params.allowed_token_ids);
   if (params.allowed_token_ids.empty()) fields.refuse("allowed_token_ids", "is an empty list");
-  for (const auto id : params.allowed_token_ids)
-    if (id < 0 || id >= model.vocab_size)
-      fields.refuse("allowed_token_ids", fmt::format("{} is no token of the model", id));
+  check_tokens(fields, "allowed_token_ids", params.allowed_token_ids, model);
 }
 
 // A word has the tokens that it has at the beginning of a text, and, if they are others as many,
@@ -127,6 +134,7 @@ GenerationRequest read_common(const ordered_json& body, const ServedModel& model
   refuse_unsupported(fields);
   GenerationRequest request;
   read_sampling(fields, request.params);
+  check_tokens(fields, "stop_token_ids", request.params.stop_token_ids, model);
   read_stream(fields, request);
   fields.read("return_token_ids", request.return_token_ids);
   fields.read("return_tokens_as_token_ids", request.return_tokens_as_token_ids);

@@ -107,6 +107,8 @@ TEST(GenerationRequest, NamesTheFieldThatIsWrong) {
   EXPECT_EQ(error_of(R"({"prompt": [1], "stream": true, "stream_options": {"include_usage": 1}})"),
             "stream_options.include_usage: is not true or false");
   EXPECT_EQ(error_of(R"({"prompt": [1], "suffix": "x"})"), "suffix: is not supported");
+  EXPECT_EQ(error_of(R"({"prompt": [1], "stop_token_ids": [4, 50]})"),
+            "stop_token_ids: 50 is no token of the model");
   EXPECT_EQ(error_of(R"({"prompt": [1], "length_penalty": 2})"),
             "length_penalty: is not supported");
   EXPECT_EQ(error_of(R"({"prompt": [1], "length_penalty": 1, "modalities": ["text"]})"), "");
