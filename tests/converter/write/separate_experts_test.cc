@@ -36,7 +36,7 @@ TEST(SeparateExperts, GivesEachExpertItsBoxOfTheTensorOfAll) {
   EXPECT_EQ(to_string(link->model_box), "[0:32, 0:24]");
 }
 
-// As many elements are linked as before, and each other tensor to what it was.
+// The same number of elements is linked as before, and each other tensor to what it was.
 TEST(SeparateExperts, LeavesAllOthersAsTheyAre) {
   const auto before = opened("hf_qwen3_5_moe_vl", /*separate=*/false);
   const auto after = opened("hf_qwen3_5_moe_vl");

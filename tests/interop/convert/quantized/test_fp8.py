@@ -193,7 +193,7 @@ def test_inconsistent_scales_are_refused_by_name(case, fp8, work):
 
 @pytest.mark.parametrize("scheme", ["blocks", "experts"])
 def test_experts_in_one_tensor_have_blocks_or_scales_of_their_own(scheme, work):
-    """As Qwen3-VL's experts lie, input channels by output channels; the scales of one expert cover no other."""
+    """Experts as Qwen3-VL's lie, input channels by output channels; the scales of one expert cover no other."""
     shutil.copytree(DATA / "hf_qwen3_vl_moe/hf", work / "fp8")
     shutil.copytree(DATA / "hf_qwen3_vl_moe/hf", work / "plain")
     generator = torch.Generator().manual_seed(7)
