@@ -89,7 +89,7 @@ struct HfNames {
   std::span<const TowerRule> computed_tower{};  // of models::VisionModel: the first rule that fits
 
   std::string_view embedding() const { return first.front().hf; }
-  // That of a model whose ends are untied.
+  // The name of the output layer, in a model whose ends are untied.
   std::string_view output_layer() const {
     return std::ranges::find(last, models::When::kUntied, &HfName::when)->hf;
   }

@@ -7,10 +7,10 @@
 
 namespace ferry::converter {
 
-// Where a checkpoint has the experts of a layer in one tensor, and its family also has names for
-// each (Qwen3.5, whose FP8 is published so), it has them apart afterwards. `tensors` are those of
-// the checkpoint with the dtypes that they shall have. Throws Error(kLayout) for a source that
-// holds them quantised, or in parts that are no boxes.
+// Takes the experts of a layer apart that a checkpoint has in one tensor, if its family also has
+// names for each (Qwen3.5, whose FP8 is published so). `tensors` are those of the checkpoint with
+// the dtypes that they shall have. Throws Error(kLayout) for a source that holds them quantised, or
+// in parts that are no boxes.
 void separate_experts(Checkpoint& checkpoint, std::vector<distckpt::ModelTensor>& tensors);
 
 }  // namespace ferry::converter

@@ -31,7 +31,7 @@ def carried_files(checkpoint: Checkpoint) -> Iterator[str]:
 
 
 def _refuse_places(options: Dict[str, Any]) -> None:
-    """What says where a model lies on the hub is part of its address here."""
+    """Refuses arguments that say where a model lies on the hub: they are part of its address here."""
     for name in ("revision", "subfolder"):
         if options.get(name) not in (None, "", "main"):
             raise Error("usage", f"{name}={options[name]!r}: is part of the address", [], "hf://ORG/REPO@REVISION/FOLDER")
