@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "distckpt/base/nearest_name.h"
-#include "trainer/config/peers_keys.h"
+#include "trainer/config/peers/peers_keys.h"
 
 namespace ferry::trainer {
 namespace {

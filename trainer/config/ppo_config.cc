@@ -4,7 +4,7 @@
 
 #include "distckpt/base/error.h"
 #include "trainer/config/config_table.h"
-#include "trainer/config/rules/ppo_rules.h"
+#include "trainer/config/ppo_rules.h"
 
 namespace ferry::trainer {
 

@@ -10,7 +10,7 @@
 
 #include "distckpt/base/error.h"
 #include "distckpt/base/integers.h"
-#include "trainer/config/rules/ppo_rules.h"
+#include "trainer/config/ppo_rules.h"
 #include "trainer/plan/auto_offload.h"
 #include "trainer/plan/run_plan.h"
 

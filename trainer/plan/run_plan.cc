@@ -9,7 +9,7 @@
 
 #include "distckpt/base/error.h"
 #include "distckpt/base/integers.h"
-#include "trainer/config/rules/ppo_rules.h"
+#include "trainer/config/ppo_rules.h"
 #include "trainer/plan/phase_seconds.h"
 
 namespace ferry::trainer {

@@ -7,7 +7,7 @@
 
 #include "distckpt/base/error.h"
 #include "models/spec/sharding.h"
-#include "trainer/config/rules/ppo_rules.h"
+#include "trainer/config/ppo_rules.h"
 
 namespace ferry::trainer {
 namespace {

@@ -6,7 +6,7 @@
 #include "models/certificate/host_threads.h"
 #include "models/pipeline_forward.h"
 #include "rollout/vision/vision_encoder.h"
-#include "trainer/config/rules/ppo_rules.h"
+#include "trainer/config/ppo_rules.h"
 #include "trainer/engine/run_options.h"
 
 namespace ferry::trainer {

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "models/device/memory_error.h"
-#include "trainer/config/rules/ppo_rules.h"
+#include "trainer/config/ppo_rules.h"
 #include "trainer/engine/out_of_memory.h"
 
 namespace ferry::trainer {

@@ -18,7 +18,7 @@
 #include "models/distributed/messages.h"
 #include "models/pipeline_forward.h"
 #include "trainer/agents/session_journal.h"
-#include "trainer/config/rules/ppo_rules.h"
+#include "trainer/config/ppo_rules.h"
 #include "trainer/data/permutation.h"
 #include "trainer/engine/run_options.h"
 #include "trainer/plan/run_setup.h"

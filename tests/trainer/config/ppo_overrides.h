@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "trainer/config/ppo_config.h"
-#include "trainer/config/rules/ppo_rules.h"
+#include "trainer/config/ppo_rules.h"
 
 namespace ferry::trainer::ppo_overrides {
 

@@ -1,4 +1,4 @@
-#include "trainer/config/rules/ppo_rules.h"
+#include "trainer/config/ppo_rules.h"
 
 #include <gtest/gtest.h>
 

@@ -7,7 +7,7 @@
 
 #include "trainer/config/config_rules.h"
 #include "trainer/config/ppo_config.h"
-#include "trainer/config/rules/section_rules.h"
+#include "trainer/config/section_rules.h"
 
 namespace ferry::trainer {
 
@@ -25,7 +25,7 @@ std::vector<MicroBatchesOfRole> micro_batches_of_roles();
 
 const ConfigRules<PpoConfig>& ppo_rules();
 
-// Keys that have no effect in some runs (ineffective_in_ppo.cc). Those that verl has, too, are
+// Keys that have no effect in some runs. Those that verl has, too, are
 // notes: its scripts set them beside what switches them off.
 const IneffectiveKeys<PpoConfig>& ineffective_in_ppo();
 

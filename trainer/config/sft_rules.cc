@@ -1,4 +1,4 @@
-#include "trainer/config/rules/section_rules.h"
+#include "trainer/config/section_rules.h"
 #include "trainer/config/sft_config.h"
 
 namespace ferry::trainer {

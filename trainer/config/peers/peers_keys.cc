@@ -1,4 +1,4 @@
-#include "trainer/config/peers_keys.h"
+#include "trainer/config/peers/peers_keys.h"
 
 #include <fmt/format.h>
 
