@@ -208,6 +208,9 @@ class MergeAmendment : public Amendment {
         parse_quantization(source.hf->config_text(), source.hf->config_source());
     require(quantization.has_value(), ErrorKind::kLayout, "{}: says nothing of blocks of FP8",
             source.hf->config_source());
+    require(quantization->scale_suffix == kScaleSuffix, ErrorKind::kLayout,
+            "{}: --keep-quantized changes FP8 with scales of blocks, ...{}, alone",
+            source.hf->config_source(), kScaleSuffix);
     blocks_ = RequantizedBlocks::replace(
         source, weights, quantization->block,
         [this](std::uint32_t tensor, std::int64_t element, std::span<float> values) {

@@ -37,8 +37,10 @@ constexpr PackedWeight kNvfp4Weight{.elements = "weight_packed",
                                     .others = kNvfp4Others,
                                     .how = GlobalScale::kDivisor};
 
-// ModelOpt; also the scales of cached keys and values.
+// ModelOpt, and compressed-tensors in FP8; also the scales of cached keys and values.
 constexpr std::array<std::string_view, 3> kModelOptOthers{"input_scale", "k_scale", "v_scale"};
+constexpr std::string_view kActivationScale = "activation_scale";
+constexpr std::string_view kPlainScaleSuffix = "_scale";
 constexpr PackedWeight kModelOptWeight{.elements = "weight",
                                        .scales = "weight_scale",
                                        .global_scale = "weight_scale_2",
@@ -56,23 +58,57 @@ const nlohmann::json* quantization_config(const nlohmann::json& config) {
   return nullptr;
 }
 
+// A list of two sizes.
+distckpt::Dims parse_block(const ConfigFields& how, std::string_view key) {
+  const auto& value = how.required(key);
+  require(value.is_array() && value.size() == 2, ErrorKind::kCorrupt,
+          "{}: {} is {}, expected two sizes", how.source(), key, value.dump());
+  distckpt::Dims block;
+  for (const auto& size : value) {
+    block.push_back(distckpt::json_int(size, key, how.source()));
+    const auto last = block[block.rank() - 1];
+    require(last >= 1 && last <= kMaxSize, ErrorKind::kCorrupt, "{}: {} is {}", how.source(), key,
+            value.dump());
+  }
+  return block;
+}
+
 Quantization parse_fp8(const ConfigFields& how) {
   const auto format = how.text("fmt", "e4m3");
-  const auto* block = how.find("weight_block_size");
   const bool e4m3 = format == "e4m3" || format == "float8_e4m3fn";  // the second of MiniMax-M2
   require(e4m3, ErrorKind::kLayout, "{}: the weights are fp8 ({}); only e4m3 is read", how.source(),
           format);
-  Quantization quantization;
-  if (block == nullptr) return quantization;
-  require(block->is_array() && block->size() == 2, ErrorKind::kCorrupt,
-          "{}: weight_block_size is {}, expected two sizes", how.source(), block->dump());
-  for (const auto& size : *block) {
-    quantization.block.push_back(distckpt::json_int(size, "weight_block_size", how.source()));
-    const auto last = quantization.block[quantization.block.rank() - 1];
-    require(last >= 1 && last <= kMaxSize, ErrorKind::kCorrupt, "{}: weight_block_size is {}",
-            how.source(), block->dump());
+  if (how.find("weight_block_size") == nullptr) return {};
+  return {.block = parse_block(how, "weight_block_size")};
+}
+
+// compressed-tensors, format "float-quantized": one scale of a row, of a block or of a tensor.
+Quantization parse_float8(const ConfigFields& how) {
+  std::optional<Quantization> found;
+  for (const auto& [name, group] : how.required("config_groups").items()) {
+    const auto source = fmt::format("{}: config_groups.{}", how.source(), name);
+    const ConfigFields weights(ConfigFields(group, source).required("weights"),
+                               fmt::format("{}.weights", source));
+    const auto bits = weights.size("num_bits");
+    require(bits == 8 && weights.text("type", "") == "float" && weights.flag("symmetric", true),
+            ErrorKind::kLayout, "{}: {} of {} bits; only symmetric float of 8 bits is read",
+            weights.source(), weights.text("type", "elements"), bits);
+    const auto strategy = weights.text("strategy", "tensor");
+    Quantization parsed{.scale_suffix = kPlainScaleSuffix};
+    if (strategy == "channel") {
+      parsed.block = {1, 0};
+    } else if (strategy == "block") {
+      parsed.block = parse_block(weights, "block_structure");
+    } else {
+      require(strategy == "tensor", ErrorKind::kLayout, "{}: strategy \"{}\" is not read",
+              weights.source(), strategy);
+    }
+    require(!found || *found == parsed, ErrorKind::kLayout,
+            "{}: config_groups have scales of several kinds, which is not handled", how.source());
+    found = parsed;
   }
-  return quantization;
+  require(found.has_value(), ErrorKind::kCorrupt, "{}: config_groups is empty", how.source());
+  return *found;
 }
 
 // The size of the groups of a row that have one scale, which all config_groups say alike.
@@ -138,15 +174,24 @@ std::optional<Quantization> parse_quantization(std::string_view text, std::strin
     return packed(kMxfp4Weight, parse_group_size(how, "float"));
   if (method == "compressed-tensors" && format == "nvfp4-pack-quantized")
     return packed(kNvfp4Weight, parse_group_size(how, "float"));
+  if (method == "compressed-tensors" && format == "float-quantized") return parse_float8(how);
+  if (method == "modelopt" && format == "FP8")
+    return Quantization{.scale_suffix = kPlainScaleSuffix};
   if (method == "modelopt" && format == "NVFP4") {
     return packed(kModelOptWeight,
                   how.find("config_groups") == nullptr ? 16 : parse_group_size(how, "float"));
   }
   fail(ErrorKind::kLayout,
        "{}: the weights are quantised by \"{}\" ({}); read are fp8 (e4m3), mxfp4, "
-       "compressed-tensors (pack-quantized, mxfp4-pack-quantized, nvfp4-pack-quantized) and "
-       "modelopt (NVFP4)",
+       "compressed-tensors (float-quantized, pack-quantized, mxfp4-pack-quantized, "
+       "nvfp4-pack-quantized) and modelopt (FP8, NVFP4)",
        how.source(), method, format);
+}
+
+bool is_activation_scale(std::string_view name) {
+  const auto part = name.substr(name.rfind('.') + 1);
+  return part == kActivationScale ||
+         std::ranges::find(kModelOptOthers, part) != kModelOptOthers.end();
 }
 
 std::string quantized_weight(std::string_view name) {

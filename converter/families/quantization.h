@@ -24,10 +24,12 @@ struct PackedWeight {
   distckpt::GlobalScale how = distckpt::GlobalScale::kNone;
 };
 
+inline constexpr std::string_view kScaleSuffix = "_scale_inv";
+
 // How the weights of a checkpoint are quantised.
 struct Quantization {
   enum class Method : std::uint8_t {
-    kFp8,     // E4M3 under the weight's name, beside ....weight_scale_inv
+    kFp8,     // E4M3 under the weight's name, beside its scales: that name and scale_suffix
     kMxfp4,   // of experts: ...._blocks and ...._scales in place of the weight
     kPacked,  // four bits, as compressed-tensors or ModelOpt names them
     // Written only: weights that are read in four bits (E2M1) as kFp8, by powers of two, without
@@ -35,16 +37,18 @@ struct Quantization {
     kFp8Lossless,
   };
   Method method = Method::kFp8;
-  distckpt::Dims block{};  // [128, 128]; of the tensor as it is stored; empty: all of it
-  const PackedWeight* packed = nullptr;  // of kPacked
+  // [128, 128], of the tensor as it is stored; 0: as long as the tensor is; empty: all of it.
+  distckpt::Dims block{};
+  const PackedWeight* packed = nullptr;          // of kPacked
+  std::string_view scale_suffix = kScaleSuffix;  // of kFp8
 
   bool operator==(const Quantization&) const = default;
 };
-inline constexpr std::string_view kScaleSuffix = "_scale_inv";
 inline constexpr std::string_view kBlocksSuffix = "_blocks";
 inline constexpr std::string_view kBlockScalesSuffix = "_scales";
-// An FP8 weight's module may have the scale of its input, in the place of "weight".
-inline constexpr std::string_view kActivationScale = "activation_scale";
+// True of the scale of an FP8 module's input, or of cached keys or values, in the place of
+// "weight".
+bool is_activation_scale(std::string_view name);
 
 // A method of those that are written: "fp8-block", "fp8-block-lossless", "mxfp4".
 std::optional<Quantization::Method> quantization_method(std::string_view name);

@@ -168,8 +168,8 @@ class HfOpener {
     std::uint32_t model = 0;
     int scale = -1;
     const bool fp8 = uses(Quantization::Method::kFp8);
-    if (fp8 && stored.name.ends_with(kScaleSuffix)) return link_scales(index);
-    if (fp8 && stored.name.ends_with(kActivationScale)) return link_aside(index);
+    if (fp8 && is_activation_scale(stored.name)) return link_aside(index);
+    if (fp8 && stored.name.ends_with(quantization_->scale_suffix)) return link_scales(index);
     if (fp8 && distckpt::can_dequantize(stored.dtype)) {
       if (!keep_quantized_) scale = scales_of(stored);
     } else {
@@ -209,7 +209,7 @@ class HfOpener {
 
   // The index of the scales of a weight; in one of all experts each expert has its own blocks.
   int scales_of(const TensorLayout& weight) {
-    const auto name = fmt::format("{}{}", weight.name, kScaleSuffix);
+    const auto name = fmt::format("{}{}", weight.name, quantization_->scale_suffix);
     const auto stored = checkpoint_.layout.find(name);
     require(stored.has_value(), ErrorKind::kLayout, "{}: is in FP8, but {} is missing ({})",
             weight.name, name, file_of(weight));
@@ -221,6 +221,8 @@ class HfOpener {
     } else if (weight.shape.rank() == block.rank() + 1) {
       block.push_front(1);
     }
+    for (int d = 0; d < block.rank(); ++d)
+      if (block[d] == 0) block[d] = weight.shape[d];
     scales.push_back({.stored = *stored, .block = block});
     return static_cast<int>(scales.size()) - 1;
   }
@@ -228,7 +230,8 @@ class HfOpener {
   // Scales that are kept are tensors of their own; others go with their weights.
   void link_scales(std::uint32_t index) {
     const auto& scales = checkpoint_.layout.tensor(index);
-    const auto weight = scales.name.substr(0, scales.name.size() - kScaleSuffix.size());
+    const auto weight =
+        scales.name.substr(0, scales.name.size() - quantization_->scale_suffix.size());
     const auto stored = checkpoint_.layout.find(weight);
     require(stored && distckpt::can_dequantize(checkpoint_.layout.tensor(*stored).dtype),
             ErrorKind::kLayout, "{}: are scales, but {} is not there in FP8 ({})", scales.name,

@@ -221,7 +221,8 @@ void check_scales(const PlanSide& side) {
     for (int d = 0; d < blocks.rank(); ++d) blocks[d] = ceil_div(blocks[d], scale.block[d]);
     require(is_scale(scales.dtype), ErrorKind::kLayout, "{}: scales of {} are not read{}",
             scales.name, short_name(scales.dtype), file);
-    const bool single = scales.shape.rank() == 0 && blocks.product() == 1;
+    const bool single =
+        scales.shape.rank() <= 1 && scales.shape.product() == 1 && blocks.product() == 1;
     require(single || scales.shape == blocks, ErrorKind::kLayout,
             "{}: has shape {}, expected {} for the {} blocks of {}, whose shape is {}{}",
             scales.name, to_string(scales.shape), to_string(blocks), to_string(scale.block),
@@ -390,7 +391,7 @@ void plan_scales(const std::vector<ModelTensor>& tensors, const PlanSide& source
     for (int axis = 0; axis <= last; ++axis) {
       const auto dim = link.axes.empty() ? axis : stored_dim(link, axis).value_or(-1);
       piece.block.push_back(dim < 0 ? 1 : scale.block[dim]);
-      piece.at.strides.push_back(dim < 0 || at.strides.rank() == 0 ? 0 : at.strides[dim]);
+      piece.at.strides.push_back(dim < 0 || at.strides.rank() <= dim ? 0 : at.strides[dim]);
       if (dim == scale.block.rank() - 1) piece.packed = axis;
     }
     if (model.interleaved > 1) {  // its last dimension is two of the grid

@@ -50,6 +50,26 @@ TEST(ParseQuantization, ReadsBlocksOfFp8OrOneForAll) {
   }
 }
 
+TEST(ParseQuantization, ReadsFp8WithScalesOfRowsBlocksAndTensors) {
+  const auto floats = [](const json& more) {
+    json weights{{"num_bits", 8}, {"type", "float"}};
+    weights.update(more);
+    return *parsed({{"quant_method", "compressed-tensors"},
+                    {"format", "float-quantized"},
+                    {"config_groups", {{"group_0", {{"weights", weights}}}}}});
+  };
+  EXPECT_EQ(floats({{"strategy", "channel"}}).block, (distckpt::Dims{1, 0}));
+  EXPECT_TRUE(floats({{"strategy", "tensor"}}).block.empty());
+  const auto blocks = floats({{"strategy", "block"}, {"block_structure", {128, 64}}});
+  EXPECT_EQ(blocks.block, (distckpt::Dims{128, 64}));
+  EXPECT_EQ(blocks.method, Method::kFp8);
+  EXPECT_EQ(blocks.scale_suffix, "_scale");
+  EXPECT_EQ(parsed({{"quant_method", "modelopt"}, {"quant_algo", "FP8"}})->scale_suffix, "_scale");
+  EXPECT_TRUE(fails(ErrorKind::kLayout, {"strategy", "group"}, [&] {
+    floats({{"strategy", "group"}});
+  }));
+}
+
 TEST(ParseQuantization, KnowsTheFormatsOfFourBits) {
   const auto int4 = parsed({{"quant_method", "compressed-tensors"},
                             {"format", "pack-quantized"},
