@@ -22,7 +22,7 @@
 #include "distckpt/base/error.h"
 #include "distckpt/storage/file_io.h"
 #include "trainer/config/config_value.h"
-#include "trainer/config/rules/ppo_rules.h"
+#include "trainer/config/ppo_rules.h"
 #include "trainer/plan/auto_settings.h"
 
 namespace ferry::cli {

@@ -195,7 +195,7 @@ std::shared_ptr<grammar::CompiledGrammar> LLMEngine::compile(const std::string& 
   return structured_outputs_->compile(format);
 }
 
-// Of a sequence of so many tokens, at most at a time.
+// The blocks of a sequence of so many tokens, at most at a time.
 std::int64_t LLMEngine::blocks_of(std::int64_t tokens) const {
   return most_blocks(blocks_.windows(), tokens, options_.max_num_batched_tokens,
                      blocks_.block_size());
@@ -203,9 +203,9 @@ std::int64_t LLMEngine::blocks_of(std::int64_t tokens) const {
 
 std::int64_t LLMEngine::longest_sequence(std::int64_t num_blocks) const {
   const auto lengths = std::views::iota(std::int64_t{1}, options_.max_model_len + 1);
-  return std::ranges::upper_bound(lengths, num_blocks, {},
-                                  [&](std::int64_t tokens) { return blocks_of(tokens); }) -
-         lengths.begin();
+  const auto too_long = std::ranges::upper_bound(
+      lengths, num_blocks, {}, [&](std::int64_t tokens) { return blocks_of(tokens); });
+  return static_cast<std::int64_t>(too_long - lengths.begin());
 }
 
 void LLMEngine::check(const std::vector<std::int64_t>& prompt, const SamplingParams& params) const {

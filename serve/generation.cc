@@ -121,7 +121,7 @@ void Generation::take_sample(Sample& sample,
   give(sample, std::move(part), metrics);
 }
 
-// As vLLM has it, a stop that the request asked for: null for the model's own ends of text.
+// A stop that the request asked for, as vLLM has it: null for the model's own ends of text.
 ordered_json Generation::stop_reason_of(const rollout::SampleText::Part& part) const {
   if (part.stop_string) return *part.stop_string;
   if (part.stop_token && std::ranges::find(request_.params.stop_token_ids, *part.stop_token) !=

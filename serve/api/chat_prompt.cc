@@ -116,7 +116,7 @@ ImageFiles read_images(ordered_json& messages, const ServedModel& model) {
   return std::make_shared<const std::vector<std::string>>(std::move(files));
 }
 
-// What the template sees beside messages, tools and documents.
+// The variables that the template sees beside messages, tools and documents.
 ordered_json template_variables(const Fields& fields) {
   ordered_json variables = ordered_json::object();
   if (const auto* const given = fields.find("chat_template_kwargs")) {

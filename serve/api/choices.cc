@@ -37,7 +37,7 @@ std::string number_text(float logprob) {
   return text.find_first_of(".e") == text.npos ? text + ".0" : text;
 }
 
-// To the text of an object that has members.
+// Adds to the text of an object that has members.
 void append_member(std::string& object, std::string_view name, std::string_view value) {
   object.back() = ',';
   object.append("\"").append(name).append("\":").append(value).append("}");

@@ -25,8 +25,8 @@ std::vector<MicroBatchesOfRole> micro_batches_of_roles();
 
 const ConfigRules<PpoConfig>& ppo_rules();
 
-// Keys that have no effect in some runs. Those that verl has, too, are
-// notes: its scripts set them beside what switches them off.
+// Keys that have no effect in some runs. Keys of verl's are notes: its scripts set them beside what
+// switches them off.
 const IneffectiveKeys<PpoConfig>& ineffective_in_ppo();
 
 }  // namespace ferry::trainer

@@ -193,14 +193,14 @@ RolloutBatch RolloutBatch::from_bytes(std::span<const std::byte> bytes) {
   }
 }
 
-void to_json(json& json, const RolloutBatch& batch) {
+void to_json(json& value, const RolloutBatch& batch) {
   const auto bytes = batch.to_bytes();
   const auto* const begin = reinterpret_cast<const std::uint8_t*>(bytes.data());
-  json = nlohmann::json::binary({begin, begin + bytes.size()});
+  value = json::binary({begin, begin + bytes.size()});
 }
 
-void from_json(const json& json, RolloutBatch& batch) {
-  batch = RolloutBatch::from_bytes(std::as_bytes(std::span(json.get_binary())));
+void from_json(const json& value, RolloutBatch& batch) {
+  batch = RolloutBatch::from_bytes(std::as_bytes(std::span(value.get_binary())));
 }
 
 }  // namespace ferry::trainer

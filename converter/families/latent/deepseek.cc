@@ -192,8 +192,7 @@ constexpr BridgeModel kGlmSparseProvider{
                     nlohmann::ordered_json& provider) { provider["mtp_num_layers"] = nullptr; },
 };
 
-constexpr std::string_view kDeepSeekDefaults =
-    R"({"routed_scaling_factor": 2.5, "n_group": 8, "topk_group": 4})";
+constexpr std::string_view kDeepSeekDefaults = R"({"routed_scaling_factor": 2.5})";
 
 constexpr Family kDeepSeek[] = {
     {.model_type = "deepseek_v2",

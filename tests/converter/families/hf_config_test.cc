@@ -87,7 +87,8 @@ TEST(HfConfig, FillsInWhatARopeDoesNotSay) {
   };
   EXPECT_EQ(rope("yarn", R"(, "factor": 4.0)").original_max_position_embeddings, 4096);
   EXPECT_EQ(rope("llama3", R"(, "factor": 4.0)").original_max_position_embeddings, 4096);
-  EXPECT_EQ(rope("yarn", R"(, "factor": null, "original_max_position_embeddings": 1024)").factor, 4);
+  EXPECT_EQ(rope("yarn", R"(, "factor": null, "original_max_position_embeddings": 1024)").factor,
+            4);
   EXPECT_EQ(rope("linear", R"(, "factor": 4.0)").original_max_position_embeddings, std::nullopt);
 }
 

@@ -26,7 +26,7 @@ CASES = {
     "cap-of-gemma3": ("gemma3", {"final_logit_softcapping": 0.5}, "24"),
     "window-of-qwen3_vl": ("qwen3_vl", {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 0}, "24"),
     "unsaid-epsilon": ("mixtral", {"rms_norm_eps": None}, "24"),
-    "unsaid-groups": ("deepseek_v3", {"routed_scaling_factor": None}, "24"),
+    "unsaid-scaling": ("deepseek_v3", {"routed_scaling_factor": None}, "24"),
 }
 
 

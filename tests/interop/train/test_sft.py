@@ -357,7 +357,7 @@ def test_the_template_is_told_what_rows_and_the_run_say(default, thinking, tmp_p
 
 
 def test_a_run_saves_and_validates_behind_its_last_step(world, tmp_path):
-    """As verl's does with save_freq and test_freq of -1; 0 saves nothing."""
+    """It does so with save_freq and test_freq of -1, as verl's; 0 saves nothing."""
     more = {"data.val_files": [str(world / "train.jsonl")], "trainer.total_training_steps": 2}
     train(world, tmp_path / "run", **more)
     assert [folder.name for folder in (tmp_path / "run").glob("iter_*")] == ["iter_0000002"]

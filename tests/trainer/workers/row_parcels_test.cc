@@ -60,8 +60,8 @@ TEST(RowParcels, BringEachReceiverItsRowsInItsOrder) {
     for (const auto& parcel : parcels) {
       if (parcel.to != to) continue;
       mine.push_back(parcel);
-      found.push_back(from_cbor<std::vector<RolloutBatch>>(
-          to_cbor(ranks.at(parcel.from).find(parcel))));
+      found.push_back(
+          from_cbor<std::vector<RolloutBatch>>(to_cbor(ranks.at(parcel.from).find(parcel))));
     }
     add_columns(given, mine, found);
     EXPECT_TRUE(at::equal(given.values, whole.select(asked).values)) << to;

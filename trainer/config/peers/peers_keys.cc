@@ -84,7 +84,7 @@ constexpr PeersKey kPeersKeys[] = {
     {"reward_model.reward_manager", "reward_model.command", kPrograms},
 };
 
-// Where `name` stands in a key, behind a dot or at its beginning; npos: nowhere.
+// The place of `name` in a key, behind a dot or at its beginning; npos: it is not there.
 std::size_t find_name(std::string_view key, std::string_view name) {
   const bool is_beginning = name.ends_with('*');
   if (is_beginning) name.remove_suffix(1);

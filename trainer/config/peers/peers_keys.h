@@ -1,4 +1,4 @@
-// What verl's keys without a namesake here are: another key, or a reason why there is none.
+// verl's keys without a namesake here: another key, or a reason why there is none.
 #pragma once
 
 #include <functional>
