@@ -45,10 +45,6 @@ void require_parts(const models::TransformerConfig& config, const MegatronEngine
   require(!of_experts || config.num_moe_experts > 0, ErrorKind::kUsage,
           "recompute_modules: {} has no experts, whose parts moe and moe_act are",
           options.model.path);
-  require(!options.training || !options.engine.freeze_vision_tower || config.computes_vision(),
-          ErrorKind::kUsage,
-          "freeze_vision_tower: {} has no vision tower that is computed, so that none is trained",
-          options.model.path);
 }
 
 // Throws unless the checkpoint has the tower that is to be trained.

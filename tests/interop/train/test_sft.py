@@ -385,7 +385,6 @@ def test_settings_without_effect_are_said(world, tmp_path):
     (status, said), = finish(start_ranks(1, settings(world, tmp_path, **more)))
     assert status == 0 and "note       data.micro_batch_size_per_gpu: no effect: use_dynamic_bsz packs by tokens" in said, said
     assert len(losses(tmp_path)) == 1
-    for refused, why in (({"engine.freeze_vision_tower": True}, "no vision tower"),
-                         ({"engine.recompute_granularity": "selective", "engine.recompute_modules": ["moe_act"]}, "has no experts")):
-        done = ferry("train", "sft", *settings(world, tmp_path / "refused", **refused))
-        assert done.returncode == 2 and why in done.stderr, done.stderr
+    refused = {"engine.recompute_granularity": "selective", "engine.recompute_modules": ["moe_act"]}
+    done = ferry("train", "sft", *settings(world, tmp_path / "refused", **refused))
+    assert done.returncode == 2 and "has no experts" in done.stderr, done.stderr
