@@ -365,7 +365,6 @@ void add_bench(CLI::App& app) {
       "threads.\nExit status: 0 measured, 2 trouble.");
   command->callback([flags, command] {
     flags->sampling.verify();
-    require_draws(*command, flags->sampling, {"--top-k", "--top-p", "--min-p"});
     catch_stop_signals();
     run_mesh(flags->rollout.mesh, flags->rollout.data_parallel_size,
              [&](models::World& world) { bench_on_rank(*flags, world); });

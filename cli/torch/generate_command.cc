@@ -288,9 +288,6 @@ bool generate_on_rank(const GenerateFlags& flags, models::World& world) {
 
 void generate(const CLI::App& command, const GenerateFlags& flags) {
   flags.sampling.verify();
-  // Records of a file may have a temperature of their own.
-  if (flags.input.empty())
-    require_draws(command, flags.sampling, {"--top-k", "--top-p", "--min-p", "--seed"});
   require(flags.system.empty() || flags.chat, ErrorKind::kUsage,
           "--system: is a message of a chat, and --chat was not asked for");
   require(flags.json || !flags.sampling.logprobs, ErrorKind::kUsage,

@@ -75,8 +75,6 @@ void check_device(const RolloutFlags& flags) {
     throw Error(ErrorKind::kUsage, "--gpu-memory-utilization: has no effect with --device cpu",
                 "on the host --kv-cache-memory-bytes is the size of the KV cache");
   }
-  require(!flags.engine.enforce_eager || on_gpu, ErrorKind::kUsage,
-          "--enforce-eager: has no effect with --device cpu, which has no CUDA graphs");
   if (!flags.kv_cache_memory.empty() && on_gpu) {
     throw Error(ErrorKind::kUsage, "--kv-cache-memory-bytes: has no effect with --device cuda",
                 "on a GPU the KV cache takes its share of the memory, --gpu-memory-utilization, or "
@@ -191,14 +189,6 @@ void add_tokenizer(CLI::App& command, RolloutFlags& flags) {
                      "A folder with tokenizer.json. Default: the checkpoint's");
 }
 
-void require_draws(const CLI::App& command,
-                   const rollout::SamplingParams& params,
-                   std::vector<std::string> options) {
-  require_effective(command, {{.here = params.temperature == 0,
-                               .options = std::move(options),
-                               .why = "--temperature 0 takes the likeliest token"}});
-}
-
 void add_sampling_shape(CLI::App& command, rollout::SamplingParams& params) {
   const auto number = [&](const char* name, auto& value, const char* what) {
     command.add_option(name, value, what)->capture_default_str()->group("Sampling");
@@ -271,7 +261,7 @@ RolloutModel::RolloutModel(models::World& world, const RolloutFlags& flags, std:
   const auto config = checkpoint_ ? checkpoint_->map.config
                                   : converter::parse_hf_config(distckpt::read_text(config_file),
                                                                config_file.string());
-  require(config.num_moe_experts > 0 || flags.mesh.expert_tensor_parallel_size == 0,
+  require(config.num_moe_experts > 0 || flags.mesh.expert_tensor_parallel_size <= 1,
           ErrorKind::kUsage, "--etp {}: has no effect: the model has no experts",
           flags.mesh.expert_tensor_parallel_size);
   models::choose_host_threads(world, config);

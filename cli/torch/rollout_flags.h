@@ -47,11 +47,6 @@ CLI::Validator at_least(double least);
 void add_sampling(CLI::App& command, rollout::SamplingParams& params);
 // How tokens are drawn alone, not when an answer ends.
 void add_sampling_shape(CLI::App& command, rollout::SamplingParams& params);
-// Throws Error(kUsage) naming options, of those that say how tokens are drawn, which were given
-// though greedy answers have none.
-void require_draws(const CLI::App& command,
-                   const rollout::SamplingParams& params,
-                   std::vector<std::string> options);
 
 // Gives a model that is only measured weights that depend on nothing but the model.
 void fill_with_dummies(const models::GPTModel& model);

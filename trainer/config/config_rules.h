@@ -48,7 +48,8 @@ struct Ineffective {
   std::vector<std::string> keys{};  // or whole sections; ".min_lr" as above
   std::function<bool(const Config&)> has_effect{};
   std::string because{};  // what they lack where it does not hold
-  bool is_note = false;   // said, not refused: keys that scripts set beside what switches them off
+  bool is_error =
+      false;  // refused; else said, since scripts set keys beside what switches them off
 };
 
 template <typename Config>
@@ -64,12 +65,12 @@ void add_ineffective(IneffectiveKeys<Config>& all,
     for (auto& key : keys) key = key.starts_with('.') ? section + key : key;
     const auto has_effect = [of = one.has_effect, get](const Config& c) { return of(get(c)); };
     all.push_back(
-        {.keys = keys, .has_effect = has_effect, .because = one.because, .is_note = one.is_note});
+        {.keys = keys, .has_effect = has_effect, .because = one.because, .is_error = one.is_error});
   }
 }
 
-// Throws Error(kUsage) of the first keys that were set and have no effect, or returns a line for
-// each that is a note.
+// A line for each of the keys that were set and have no effect. Throws Error(kUsage) of the first
+// that is an error.
 template <typename Config>
 std::vector<std::string> find_ineffective(const Config& config,
                                           const IneffectiveKeys<Config>& all,
@@ -84,7 +85,7 @@ std::vector<std::string> find_ineffective(const Config& config,
     if (set.empty()) continue;
     const auto line = fmt::format("{}: no effect: {}", fmt::join(set, ", "), one.because);
     notes.push_back("note       " + line);
-    if (one.is_note) continue;
+    if (!one.is_error) continue;
     Error error(ErrorKind::kUsage, fmt::format("configuration: {} [no_effect]", line));
     for (const auto& key : set) error.add_context("reading " + table.describe(key));
     throw error;

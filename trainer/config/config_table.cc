@@ -137,6 +137,10 @@ std::optional<ConfigValue::Table> ConfigType<ConfigValue::Table>::read(const Con
   return given == nullptr ? std::nullopt : std::optional(*given);
 }
 
+void ConfigTable::former(std::string key, std::string now) {
+  former_.emplace(std::move(key), std::move(now));
+}
+
 void ConfigTable::section(std::string name, std::string help) {
   sections_.push_back(
       {.name = std::move(name), .help = std::move(help), .first_field = fields_.size()});
@@ -230,7 +234,8 @@ bool ConfigTable::set_within_table(const ConfigEntry& entry) {
 }
 
 void ConfigTable::set(const ConfigEntry& entry) {
-  const auto found = index_.find(entry.key);
+  const auto former = former_.find(entry.key);
+  const auto found = index_.find(former == former_.end() ? entry.key : former->second);
   const bool is_empty = std::holds_alternative<std::monostate>(entry.value);
   if (found == index_.end()) {
     if (set_within_table(entry)) return;

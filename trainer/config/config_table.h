@@ -129,6 +129,9 @@ class ConfigTable {
   // Fields that follow are of this section.
   void section(std::string name, std::string help);
 
+  // A name of before, which is taken for the field's.
+  void former(std::string key, std::string now);
+
   // `value` holds the default, and must outlive the table. An optional that holds nothing is not
   // set.
   template <typename T>
@@ -256,6 +259,7 @@ class ConfigTable {
   std::vector<Section> sections_;
   std::vector<Field> fields_;
   std::map<std::string, std::size_t, std::less<>> index_;  // of fields_, by key
+  std::map<std::string, std::string, std::less<>> former_;
 };
 
 // "lr" of "critic.optim.lr".

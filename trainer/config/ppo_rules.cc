@@ -349,8 +349,6 @@ ConfigRules<PpoConfig> make_ppo_rules() {
   return rules;
 }
 
-constexpr bool kNote = true;
-
 bool validates(const PpoConfig& c) {
   return !c.data.val_files.empty() &&
          (c.trainer.run.test_freq > 0 || c.trainer.run.val_before_train);
@@ -361,57 +359,45 @@ IneffectiveKeys<PpoConfig> keys_of_parts() {
   return {
       {{"critic"},
        [](const PpoConfig& c) { return c.use_critic(); },
-       "algorithm.adv_estimator is not gae, so that there is no critic",
-       kNote},
+       "algorithm.adv_estimator is not gae, so that there is no critic"},
       {{kRefSection},
        [](const PpoConfig& c) { return c.use_reference_policy(); },
-       "neither use_kl_loss nor use_kl_in_reward asks for a reference",
-       kNote},
+       "neither use_kl_loss nor use_kl_in_reward asks for a reference"},
       {{kActorSection + ".kl_loss_coef", kActorSection + ".kl_loss_type"},
        [](const PpoConfig& c) { return c.actor.use_kl_loss; },
-       "it is of use_kl_loss",
-       kNote},
+       "it is of use_kl_loss"},
       {{"algorithm.kl_ctrl", "algorithm.kl_penalty"},
        [](const PpoConfig& c) { return c.algorithm.use_kl_in_reward; },
-       "it is of algorithm.use_kl_in_reward",
-       kNote},
+       "it is of algorithm.use_kl_in_reward"},
       {{"algorithm.kl_ctrl.horizon", "algorithm.kl_ctrl.target_kl"},
        [](const PpoConfig& c) {
          return !c.algorithm.use_kl_in_reward || c.algorithm.kl_ctrl.type == KlCtrlType::kAdaptive;
        },
-       "it is of algorithm.kl_ctrl.type adaptive",
-       kNote},
+       "it is of algorithm.kl_ctrl.type adaptive"},
       {{"algorithm.filter_groups.metric", "algorithm.filter_groups.max_num_gen_batches"},
        [](const PpoConfig& c) { return c.algorithm.filter_groups.enable; },
-       "it is of algorithm.filter_groups.enable",
-       kNote},
+       "it is of algorithm.filter_groups.enable"},
       {{"algorithm.rollout_correction.rollout_is_threshold"},
        [](const PpoConfig& c) {
          return c.algorithm.rollout_correction.rollout_is != RolloutIs::kNone;
        },
-       "it is of algorithm.rollout_correction.rollout_is",
-       kNote},
+       "it is of algorithm.rollout_correction.rollout_is"},
       {{"reward_model.ranks", "reward_model.model", "reward_model.megatron",
         "reward_model.max_token_len_per_gpu", "reward_model.micro_batch_size_per_gpu"},
        [](const PpoConfig& c) { return c.reward.enable; },
-       "reward_model.enable is false, so that no model scores",
-       kNote},
+       "reward_model.enable is false, so that no model scores"},
       {{"reward_model.num_workers"},
        [](const PpoConfig& c) { return !c.reward.command.empty(); },
-       "it is of reward_model.command",
-       kNote},
+       "it is of reward_model.command"},
       {{"reward_model.overlong_buffer.len", "reward_model.overlong_buffer.penalty_factor"},
        [](const PpoConfig& c) { return c.reward.overlong_buffer.enable; },
-       "it is of reward_model.overlong_buffer.enable",
-       kNote},
+       "it is of reward_model.overlong_buffer.enable"},
       {{"data.val_files", "data.val_batch_size", kRolloutSection + ".val_kwargs"},
        validates,
-       "the run does not validate: data.val_files, trainer.test_freq, trainer.val_before_train",
-       kNote},
+       "the run does not validate: data.val_files, trainer.test_freq, trainer.val_before_train"},
       {{kRolloutSection + ".multi_turn"},
        [](const PpoConfig& c) { return c.rollout.agents.enabled(); },
-       "every answer has one turn",
-       kNote},
+       "every answer has one turn"},
   };
 }
 
@@ -423,7 +409,8 @@ IneffectiveKeys<PpoConfig> own_keys() {
        "without data.shuffle records come in their order"},
       {{kRolloutSection + ".gpu_memory_utilization"},
        [](const PpoConfig& c) { return c.trainer.run.device != DeviceKind::kCpu; },
-       "on the host kv_cache_bytes is the size of the KV cache"},
+       "on the host kv_cache_bytes is the size of the KV cache",
+       /*is_error=*/true},
       {{"reward_model.command_timeout", "reward_model.command_start_timeout",
         "reward_model.command_max_restarts"},
        [](const PpoConfig& c) { return !c.reward.command.empty(); },

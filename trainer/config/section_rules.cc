@@ -145,20 +145,17 @@ IneffectiveKeys<MicroBatchView> ineffective_sizes(const MicroBatchKeys& keys) {
   return {
       {{keys.micro_batch_size_per_gpu},
        [](const C& c) { return !c.size.use_dynamic_bsz; },
-       fmt::format("{} packs by tokens", last_name(keys.use_dynamic_bsz)),
-       true},
+       fmt::format("{} packs by tokens", last_name(keys.use_dynamic_bsz))},
       {{keys.max_token_len_per_gpu},
        [](const C& c) { return c.size.use_dynamic_bsz; },
-       fmt::format("it is of {}", last_name(keys.use_dynamic_bsz)),
-       true},
+       fmt::format("it is of {}", last_name(keys.use_dynamic_bsz))},
   };
 }
 
 IneffectiveKeys<GlobalProfilerConfig> ineffective_in_profiler() {
   return {{{".tool", ".profile_continuous_steps", ".save_path", ".discrete"},
            [](const GlobalProfilerConfig& c) { return !c.steps.empty(); },
-           "global_profiler.steps names no step that is profiled",
-           true}};
+           "global_profiler.steps names no step that is profiled"}};
 }
 
 ConfigRules<RunView> run_rules() {

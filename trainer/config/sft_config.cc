@@ -35,6 +35,7 @@ void list(ConfigTable& table, DataConfig& c) {
             "longer sequences: an error, or lose tokens at the left or right end");
   table.add("train_batch_size", c.train_batch_size, "sequences of a step, over all ranks",
             at_least(1));
+  table.former("data.global_batch_size", "data.train_batch_size");
   table.add("use_dynamic_bsz", c.use_dynamic_bsz,
             "pack micro-batches up to a number of tokens, not of sequences");
   table.add_auto("max_token_len_per_gpu", c.max_token_len_per_gpu,

@@ -26,7 +26,6 @@ constexpr std::string_view kWhole =
 constexpr std::string_view kPrograms = "a program scores (docs/training/rewards.md)";
 
 constexpr PeersKey kPeersKeys[] = {
-    {"data.global_batch_size", "data.train_batch_size", ""},
     {"data.pad_mode", "", kPacked},
     {"use_remove_padding", "", kPacked},
     {"data.train_max_samples", "", kFewer},
