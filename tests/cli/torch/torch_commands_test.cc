@@ -184,7 +184,6 @@ TEST_F(TorchCommands, ServeRefusesWhatTheModelLacks) {
   refuses({"--max-images", "2", "--allowed-local-media-path", "/tmp"},
           "--max-images, --allowed-local-media-path: has no effect: images of this model");
   refuses({"--tool-call-parser", "hermes"}, "--tool-call-parser: has no effect");
-  refuses({"--etp", "2"}, "--etp 2: has no effect: the model has no experts");
 }
 
 TEST_F(TorchCommands, TrainPrintsTheConfigurationThatItWouldRun) {
