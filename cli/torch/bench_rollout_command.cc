@@ -363,7 +363,7 @@ void add_bench(CLI::App& app) {
   command->footer(
       "Ranks are those that torchrun, srun or mpirun started; of one process on the host they are "
       "threads.\nExit status: 0 measured, 2 trouble.");
-  command->callback([flags, command] {
+  command->callback([flags] {
     flags->sampling.verify();
     catch_stop_signals();
     run_mesh(flags->rollout.mesh, flags->rollout.data_parallel_size,

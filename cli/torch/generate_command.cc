@@ -286,7 +286,7 @@ bool generate_on_rank(const GenerateFlags& flags, models::World& world) {
   return printer.num_refused() == 0 && !totals.cancelled;
 }
 
-void generate(const CLI::App& command, const GenerateFlags& flags) {
+void generate(const GenerateFlags& flags) {
   flags.sampling.verify();
   require(flags.system.empty() || flags.chat, ErrorKind::kUsage,
           "--system: is a message of a chat, and --chat was not asked for");
@@ -330,7 +330,7 @@ void add_generate(CLI::App& app) {
   command->footer(
       "Ranks are those that torchrun, srun or mpirun started; of one process on the host they are "
       "threads.\nExit status: 0 each prompt has its answer, 2 trouble: the others are answered.");
-  command->callback([flags, command] { generate(*command, *flags); });
+  command->callback([flags] { generate(*flags); });
 }
 
 }  // namespace ferry::cli

@@ -180,8 +180,7 @@ void add_rollout(CLI::App& command, RolloutFlags& flags) {
                    "Compute each prompt anew, though others begin alike");
   command.add_flag("--no-enable-chunked-prefill", flags.no_enable_chunked_prefill,
                    "Compute each prompt in one step");
-  command.add_flag("--enforce-eager", engine.enforce_eager,
-                   "No CUDA graphs; not with --device cpu");
+  command.add_flag("--enforce-eager", engine.enforce_eager, "No CUDA graphs");
 }
 
 void add_tokenizer(CLI::App& command, RolloutFlags& flags) {

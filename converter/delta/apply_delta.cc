@@ -13,15 +13,21 @@ namespace {
 
 // The tensors of a quantised base are changed as they are.
 bool keeps_quantized(const DeltaChain& chain, const std::filesystem::path& base) {
-  return std::ranges::any_of(chain.deltas(), [&](const auto& delta) {
-    const auto& summary = delta->summary();
-    const bool of_quantized = summary.form != DeltaForm::kSlime && summary.keep_quantized;
-    const bool quantized = stored_quantization(base).has_value();
-    require(!of_quantized || quantized, ErrorKind::kLayout,
-            "{}: changes quantised weights as they are stored, and {} has none",
-            summary.path.string(), base.string());
-    return of_quantized || (summary.form == DeltaForm::kSlime && quantized);
+  const auto& deltas = chain.deltas();
+  const auto is_slime = [](const auto& delta) {
+    return delta->summary().form == DeltaForm::kSlime;
+  };
+  const auto of_quantized = std::ranges::find_if(deltas, [&](const auto& delta) {
+    return !is_slime(delta) && delta->summary().keep_quantized;
   });
+  if (of_quantized == deltas.end() && std::ranges::none_of(deltas, is_slime)) return false;
+  const bool quantized = stored_quantization(base).has_value();
+  if (of_quantized != deltas.end()) {
+    require(quantized, ErrorKind::kLayout,
+            "{}: changes quantised weights as they are stored, and {} has none",
+            (*of_quantized)->summary().path.string(), base.string());
+  }
+  return quantized;
 }
 
 std::vector<std::unique_ptr<Delta>> open_all(std::span<const std::filesystem::path> paths) {

@@ -48,8 +48,7 @@ struct Ineffective {
   std::vector<std::string> keys{};  // or whole sections; ".min_lr" as above
   std::function<bool(const Config&)> has_effect{};
   std::string because{};  // what they lack where it does not hold
-  bool is_error =
-      false;  // refused; else said, since scripts set keys beside what switches them off
+  bool is_error = false;  // else a note: scripts set keys beside what switches them off
 };
 
 template <typename Config>
