@@ -214,10 +214,15 @@ at::Tensor ProcessGroup::through_peers(std::string_view name,
                                        const at::Tensor& mine) const {
   auto* const peers = backends_->peers.get();
   if (peers == nullptr || !peers->takes(operation, mine)) return {};
+  return run_on_peers(name, [&] { return peers->exchange(operation, mine); });
+}
+
+at::Tensor ProcessGroup::run_on_peers(std::string_view name,
+                                      const std::function<at::Tensor()>& exchange) const {
   at::Tensor result;
   run(name, [&] {
-    result = peers->exchange(operation, mine);
-    if (auto done = peers->done())
+    result = exchange();
+    if (auto done = backends_->peers->done())
       backends_->watch(c10::make_intrusive<PolledWork>(std::move(done)));
   });
   return result;
@@ -288,6 +293,21 @@ at::Tensor ProcessGroup::all_to_all(const at::Tensor& mine,
   auto [received, moved] = begin_all_to_all(mine, send_rows, receive_rows);
   moved.wait();
   return received;
+}
+
+at::Tensor ProcessGroup::all_to_all_rows(const at::Tensor& mine,
+                                         const at::Tensor& places,
+                                         const at::Tensor& end) const {
+  require(places.size(0) % size() == 0, ErrorKind::kBug, "{} rows over {} ranks", places.size(0),
+          size());
+  if (size() == 1) return mine.index_select(0, places);
+  if (auto* const peers = backends_->peers.get();
+      peers != nullptr && peers->takes_rows(mine, places))
+    return run_on_peers("all_to_all_rows", [&] { return peers->exchange_rows(mine, places, end); });
+  // All but one rank add zeros to a row, so that sums are exact.
+  auto shape = std::vector<std::int64_t>(static_cast<std::size_t>(mine.dim()), 1);
+  shape[0] = places.size(0);
+  return reduce_scatter(mine.index_select(0, places).masked_fill_(places.ge(end).view(shape), 0));
 }
 
 at::Tensor ProcessGroup::broadcast(const at::Tensor& mine, int from) const {

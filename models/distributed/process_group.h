@@ -79,6 +79,12 @@ class ProcessGroup {
   at::Tensor all_to_all(const at::Tensor& mine,
                         const std::vector<std::int64_t>& send_rows = {},
                         const std::vector<std::int64_t>& receive_rows = {}) const;
+  // Brings rows to their ranks; only the device knows how many go where. Row i of [size * n] lies
+  // with the one rank for which places[i] is less than `end`, in that row of its `mine`. mine
+  // [rows, ...], places [size * n] int64, end [1] int32 -> [n, ...], this rank's part.
+  at::Tensor all_to_all_rows(const at::Tensor& mine,
+                             const at::Tensor& places,
+                             const at::Tensor& end) const;
   at::Tensor broadcast(const at::Tensor& mine, int from) const;
   void send(const at::Tensor& tensor, int to) const;
   void receive(at::Tensor& tensor, int from) const;
@@ -130,6 +136,7 @@ class ProcessGroup {
   at::Tensor through_peers(std::string_view name,
                            Operation operation,
                            const at::Tensor& mine) const;
+  at::Tensor run_on_peers(std::string_view name, const std::function<at::Tensor()>& exchange) const;
 
   std::string name_ = "alone";
   std::vector<int> ranks_{0};

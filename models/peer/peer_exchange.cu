@@ -59,8 +59,15 @@ struct Layout {
   std::int64_t small, bulk, results, bulk_bytes;
 };
 
-__device__ PeerHeader& header_of(const PeerExchange& x, int rank) {
+template <typename Exchange>
+__device__ PeerHeader& header_of(const Exchange& x, int rank) {
   return *reinterpret_cast<PeerHeader*>(x.memory[rank]);
+}
+
+// The number of the exchange that begins.
+template <typename Exchange>
+__device__ std::uint32_t next_number(const Exchange& x) {
+  return *const_cast<volatile std::uint32_t*>(&header_of(x, x.rank).exchanges) + 1;
 }
 
 __device__ void send_tagged(uint4* to, uint2 data, std::uint32_t tag) {
@@ -84,26 +91,50 @@ __device__ uint2 receive_tagged(const uint4* from, std::uint32_t tag) {
   return {static_cast<std::uint32_t>(first), static_cast<std::uint32_t>(second)};
 }
 
+// Tells rank `peer` that this block has sent it all of the phase.
+template <typename Exchange>
+__device__ void tell(const Exchange& x, int phase, int peer, std::uint32_t number) {
+  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(
+                   &header_of(x, peer).sent[phase][x.rank][blockIdx.x]),
+               "r"(number)
+               : "memory");
+}
+
+// Waits for that block of rank `peer` to do so.
+template <typename Exchange>
+__device__ void await(const Exchange& x, int phase, int peer, int block, std::uint32_t number) {
+  const auto* const sent = &header_of(x, x.rank).sent[phase][peer][block];
+  std::uint32_t last;
+  do {
+    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(last) : "l"(sent) : "memory");
+  } while (last - number > 1);  // the peer may be one ahead
+}
+
 // Tells the other ranks' blocks of this number that this one has sent all of the phase, and waits
 // for theirs.
 __device__ void meet(const PeerExchange& x, int phase, std::uint32_t number) {
   __syncthreads();
   const int peer = static_cast<int>(threadIdx.x);
   if (peer < x.size && peer != x.rank) {
-    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(
-                     &header_of(x, peer).sent[phase][x.rank][blockIdx.x]),
-                 "r"(number)
-                 : "memory");
-    const auto* const sent = &header_of(x, x.rank).sent[phase][peer][blockIdx.x];
-    std::uint32_t last;
-    do {
-      asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(last) : "l"(sent) : "memory");
-    } while (last - number > 1);  // the peer may be one ahead
+    tell(x, phase, peer, number);
+    await(x, phase, peer, static_cast<int>(blockIdx.x), number);
   }
   __syncthreads();
 }
 
-__device__ void end_exchange(const PeerExchange& x) {
+// The same of all blocks of all ranks, this one among them.
+__device__ void meet_all(const PeerRows& x, std::uint32_t number) {
+  __syncthreads();
+  const int thread = static_cast<int>(threadIdx.x);
+  if (thread < x.size) tell(x, 0, thread, number);
+  const int blocks = static_cast<int>(gridDim.x);
+  for (int i = thread; i < x.size * blocks; i += kBulkThreads)
+    await(x, 0, i / blocks, i % blocks, number);
+  __syncthreads();
+}
+
+template <typename Exchange>
+__device__ void end_exchange(const Exchange& x) {
   __syncthreads();
   if (threadIdx.x != 0) return;
   auto& header = header_of(x, x.rank);
@@ -125,8 +156,7 @@ __global__ __launch_bounds__(kSmallThreads) void exchange_small(
   constexpr std::int64_t kBytes = sizeof(uint2);
   release_dependents();
   wait_for_inputs();
-  const std::uint32_t tag =
-      *const_cast<volatile std::uint32_t*>(&header_of(x, x.rank).exchanges) + 1;
+  const std::uint32_t tag = next_number(x);
   const auto words_from = [&](int at, int from) {
     return reinterpret_cast<uint4*>(x.memory[at] + layout.small) +
            ((tag & 1) * x.size + from) * (kMostSmallBytes / kBytes);
@@ -203,8 +233,7 @@ __global__ __launch_bounds__(kBulkThreads) void exchange_bulk(
     const __grid_constant__ PeerExchange x, const Layout layout) {
   release_dependents();
   wait_for_inputs();
-  const std::uint32_t number =
-      *const_cast<volatile std::uint32_t*>(&header_of(x, x.rank).exchanges) + 1;
+  const std::uint32_t number = next_number(x);
   const auto stride = layout.bulk_bytes / kUnitBytes;
   const auto half = (number & 1) * x.size * stride;
   const auto received_at = [&](int rank, std::int64_t area) {
@@ -263,25 +292,67 @@ __global__ __launch_bounds__(kBulkThreads) void exchange_bulk(
   end_exchange(x);
 }
 
+// A warp sends a row to its place in the result's rank, which then has all of its own in order.
+__global__ __launch_bounds__(kBulkThreads) void exchange_rows(const __grid_constant__ PeerRows x,
+                                                              const Layout layout) {
+  constexpr int kLanes = 32;
+  constexpr int kWarps = kBulkThreads / kLanes;
+  release_dependents();
+  wait_for_inputs();
+  const std::uint32_t number = next_number(x);
+  const auto half = (number & 1) * x.size * (layout.bulk_bytes / kUnitBytes);
+  const auto received_at = [&](std::int64_t rank) {
+    return reinterpret_cast<uint4*>(x.memory[rank] + layout.bulk) + half;
+  };
+  const auto row_units = x.row_bytes / kUnitBytes;
+  const auto end = static_cast<std::int64_t>(*x.end);
+  const auto lane = static_cast<int>(threadIdx.x) % kLanes;
+  const auto first = static_cast<std::int64_t>(blockIdx.x) * kWarps + threadIdx.x / kLanes;
+  for (auto i = first; i < x.size * x.count; i += gridDim.x * kWarps) {
+    const auto rank = i / x.count;
+    const auto row = i % x.count;
+    const auto place = x.places[rank * x.rows + x.first + row];
+    if (place >= end) continue;
+    const auto* const from = static_cast<const uint4*>(x.mine) + place * row_units;
+    auto* const to = received_at(rank) + row * row_units;
+#pragma unroll kAtOnce
+    for (std::int64_t unit = lane; unit < row_units; unit += kLanes) to[unit] = from[unit];
+  }
+  meet_all(x, number);
+  const auto units = x.count * row_units;
+  const auto of_block = ceil_div(units, gridDim.x);
+  const auto begin = of_block * blockIdx.x;
+  const auto* const received = received_at(x.rank);
+  for_each_unit(begin, min(begin + of_block, units), [&](std::int64_t unit) {
+    static_cast<uint4*>(x.result)[x.first * row_units + unit] = __ldcg(received + unit);
+  });
+  end_exchange(x);
+}
+
+Layout layout_of(int size) {
+  const PeerLayout of_memory{.size = size};
+  return {.small = of_memory.small(),
+          .bulk = of_memory.bulk(),
+          .results = of_memory.results(),
+          .bulk_bytes = of_memory.bulk_bytes()};
+}
+
+unsigned blocks_for(std::int64_t units, int threads) {
+  return static_cast<unsigned>(
+      std::clamp<std::int64_t>(ceil_div(units, threads), 1, kMostPeerBlocks));
+}
+
 template <PeerKind kind, typename T>
 cudaError_t launch_exchange(const PeerExchange& x, cudaStream_t stream) {
-  const PeerLayout of_memory{.size = x.size};
-  const Layout layout{.small = of_memory.small(),
-                      .bulk = of_memory.bulk(),
-                      .results = of_memory.results(),
-                      .bulk_bytes = of_memory.bulk_bytes()};
-  const auto blocks = [&](std::int64_t units, int threads) {
-    return static_cast<unsigned>(
-        std::clamp<std::int64_t>(ceil_div(units, threads), 1, kMostPeerBlocks));
-  };
+  const auto layout = layout_of(x.size);
   if constexpr (kind != PeerKind::kSumAndGather) {
     if (x.bytes <= kMostSmallBytes)
       return launch_dependent(
           exchange_small<kind, T>,
-          blocks(x.bytes / static_cast<std::int64_t>(sizeof(uint2)), kSmallThreads), kSmallThreads,
-          0, stream, x, layout);
+          blocks_for(x.bytes / static_cast<std::int64_t>(sizeof(uint2)), kSmallThreads),
+          kSmallThreads, 0, stream, x, layout);
   }
-  return launch_dependent(exchange_bulk<kind, T>, blocks(x.bytes / kUnitBytes, kBulkThreads),
+  return launch_dependent(exchange_bulk<kind, T>, blocks_for(x.bytes / kUnitBytes, kBulkThreads),
                           kBulkThreads, 0, stream, x, layout);
 }
 
@@ -319,6 +390,15 @@ cudaError_t peer_exchange(const PeerExchange& exchange, cudaStream_t stream) {
       return launch_sum<std::uint32_t>(exchange, stream);
   }
   return cudaErrorInvalidValue;
+}
+
+cudaError_t peer_rows(const PeerRows& rows, cudaStream_t stream) {
+  if (rows.count <= 0 || rows.first + rows.count > rows.rows || rows.row_bytes <= 0 ||
+      rows.row_bytes % kUnitBytes != 0 || rows.count > rows.most_rows())
+    return cudaErrorInvalidValue;
+  const auto blocks = blocks_for(rows.count * rows.row_bytes / kUnitBytes, kBulkThreads);
+  return launch_dependent(exchange_rows, blocks, kBulkThreads, 0, stream, rows,
+                          layout_of(rows.size));
 }
 
 }  // namespace ferry::models::launch

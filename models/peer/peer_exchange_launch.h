@@ -26,7 +26,8 @@ struct PeerHeader {
   std::uint32_t ended;                 // thread blocks of the one that runs
   alignas(128) std::uint32_t row_tag;  // the last one that a kernel of one row has used
   std::uint32_t row_blocks;            // thread blocks of such kernels, since ever
-  // The number of the last exchange of which that block of that rank has sent everything.
+  // The number of the last exchange of which that block of that rank has sent everything. This
+  // rank's own blocks tell each other, too, where a block reads what others have left.
   alignas(128) std::uint32_t sent[kPeerPhases][kMostPeers][kMostPeerBlocks];
 };
 
@@ -77,5 +78,27 @@ struct PeerExchange {
 // Called in the same order by all ranks, on one stream of each. The result is there when the kernel
 // ends; the kernel waits for the other ranks' kernels.
 cudaError_t peer_exchange(const PeerExchange& exchange, cudaStream_t stream);
+
+// Rows that lie with one rank each, and go to others: row i of all ranks' results is row places[i]
+// of what the rank has for which that is less than *end. Called as peer_exchange() is.
+struct PeerRows {
+  unsigned char* memory[kMostPeers] = {};
+  int size = 0;
+  int rank = 0;
+  const void* mine = nullptr;            // aligned to kUnitBytes, like result
+  const std::int64_t* places = nullptr;  // [size * rows]
+  const std::int32_t* end = nullptr;
+  void* result = nullptr;
+  std::int64_t rows = 0;       // of each rank's result, the rows rank * rows, ... of all
+  std::int64_t row_bytes = 0;  // a multiple of kUnitBytes
+  // What is exchanged of each result: at most most_rows().
+  std::int64_t first = 0;
+  std::int64_t count = 0;
+
+  std::int64_t most_rows() const {
+    return size * PeerLayout{.size = size}.bulk_bytes() / row_bytes;
+  }
+};
+cudaError_t peer_rows(const PeerRows& rows, cudaStream_t stream);
 
 }  // namespace ferry::models::launch

@@ -147,10 +147,7 @@ class MappedPeers : public PeerMemory {
   at::Tensor exchange(PeerOperation operation, const at::Tensor& mine) override {
     const c10::cuda::CUDAGuard guard(device_);
     auto plan = plan_of(operation, mine);
-    auto input = mine.contiguous();
-    constexpr auto kAlignment = static_cast<std::uintptr_t>(launch::kUnitBytes);
-    if (reinterpret_cast<std::uintptr_t>(input.const_data_ptr()) % kAlignment != 0)
-      input = input.clone();
+    const auto input = aligned(mine);
     auto shape = mine.sizes().vec();
     if (operation == PeerOperation::kReduceScatter) shape[0] /= size();
     if (operation == PeerOperation::kAllGather) shape[0] *= size();
@@ -160,6 +157,38 @@ class MappedPeers : public PeerMemory {
     plan.result = result.mutable_data_ptr();
     follow();
     check(launch::peer_exchange(plan, stream()));
+    return result;
+  }
+
+  bool takes_rows(const at::Tensor& mine, const at::Tensor& places) const override {
+    if (mine.device() != device_ || mine.numel() == 0 || places.size(0) == 0) return false;
+    const launch::PeerRows plan{.size = size(), .row_bytes = bytes_of(mine) / mine.size(0)};
+    return plan.row_bytes % launch::kUnitBytes == 0 && plan.most_rows() > 0;
+  }
+
+  at::Tensor exchange_rows(const at::Tensor& mine,
+                           const at::Tensor& places,
+                           const at::Tensor& end) override {
+    const c10::cuda::CUDAGuard guard(device_);
+    const auto input = aligned(mine);
+    const auto of_all = places.contiguous();
+    auto shape = mine.sizes().vec();
+    shape[0] = places.size(0) / size();
+    auto result = at::empty(shape, mine.options());
+    launch::PeerRows plan{.size = size(),
+                          .rank = rank_,
+                          .mine = input.const_data_ptr(),
+                          .places = of_all.const_data_ptr<std::int64_t>(),
+                          .end = end.const_data_ptr<std::int32_t>(),
+                          .result = result.mutable_data_ptr(),
+                          .rows = shape[0],
+                          .row_bytes = bytes_of(mine) / mine.size(0)};
+    copy_memory(plan.memory);
+    follow();
+    for (; plan.first < plan.rows; plan.first += plan.count) {
+      plan.count = std::min(plan.rows - plan.first, plan.most_rows());
+      check(launch::peer_rows(plan, stream()));
+    }
     return result;
   }
 
@@ -182,13 +211,23 @@ class MappedPeers : public PeerMemory {
  private:
   int size() const { return static_cast<int>(memory_.size()); }
 
+  void copy_memory(unsigned char** to) const {
+    std::ranges::transform(memory_, to, [](void* one) { return static_cast<unsigned char*>(one); });
+  }
+
+  static at::Tensor aligned(const at::Tensor& mine) {
+    constexpr auto kAlignment = static_cast<std::uintptr_t>(launch::kUnitBytes);
+    const auto input = mine.contiguous();
+    const auto address = reinterpret_cast<std::uintptr_t>(input.const_data_ptr());
+    return address % kAlignment == 0 ? input : input.clone();
+  }
+
   // All but the pointers of the messages.
   launch::PeerExchange plan_of(PeerOperation operation, const at::Tensor& mine) const {
     const auto all = bytes_of(mine);
     const auto part = all / size();
     launch::PeerExchange plan{.size = size(), .rank = rank_, .bytes = all};
-    std::ranges::transform(memory_, plan.memory,
-                           [](void* one) { return static_cast<unsigned char*>(one); });
+    copy_memory(plan.memory);
     switch (operation) {
       case PeerOperation::kAllReduce: {
         const auto once =

@@ -42,6 +42,14 @@ class PeerMemory {
   // Called by all ranks in the same order, on one stream at a time. Sums of bf16 add up in fp32, in
   // the order of the ranks. A rank that never comes keeps the kernel waiting: see done().
   virtual at::Tensor exchange(PeerOperation operation, const at::Tensor& mine) = 0;
+
+  // [n, ...] of [size * n] rows: row i is row places[i] of `mine` of the one rank for which that
+  // is less than `end`. mine [rows, ...], places [size * n] int64 and end [1] int32 on the device.
+  virtual bool takes_rows(const at::Tensor& mine, const at::Tensor& places) const = 0;
+  virtual at::Tensor exchange_rows(const at::Tensor& mine,
+                                   const at::Tensor& places,
+                                   const at::Tensor& end) = 0;
+
   // Asks whether all that the current stream has been given is done. Empty while a graph is being
   // captured.
   virtual std::function<bool()> done() const = 0;

@@ -221,12 +221,11 @@ at::Tensor MoELayer::compute_own_experts(const at::Tensor& rows, const RouterCho
   at::Tensor end;  // of the rows that this rank has computed
   if (ep.size() > 1) end = places.ends.narrow(0, local - 1, 1);
   if (ep.size() > 1 && bitwise) {
-    // One rank has each choice's result, so that the sum over ranks is exact.
-    const auto of_choices =
-        results.index_select(0, inverse).masked_fill_(inverse.ge(end).unsqueeze(1), 0);
-    if (!gathers) return combine_choices(ep.all_reduce(of_choices), {}, routing.weights);
-    return of_all_shares(combine_choices(ep.reduce_scatter(of_choices), {},
-                                         routing.weights.narrow(0, ep.rank() * share, share)));
+    // Each rank sums the choices of its part of the rows.
+    const auto part = x.size(0) / ep.size();
+    const auto sums = combine_choices(ep.all_to_all_rows(results, inverse, end), {},
+                                      routing.weights.narrow(0, ep.rank() * part, part));
+    return gathers ? of_all_shares(sums) : ep.all_gather(sums);
   }
   return sum_over_ranks(combine_choices(results, inverse, routing.weights, end));
 }

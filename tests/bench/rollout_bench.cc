@@ -183,8 +183,11 @@ void run(const Flags& flags,
     auto few = flags;
     few.output = {12};
     auto requests = make_requests(few, checkpoint.map.config.vocab_size, 99);
-    write_trace([&] { serve(engine, requests, few, device); }, device,
-                fmt::format("{}-{}.json", flags.trace, mode));
+    const auto serve_few = [&] { serve(engine, requests, few, device); };
+    if (world.rank() == 0)
+      write_trace(serve_few, device, fmt::format("{}-{}.json", flags.trace, mode));
+    else
+      serve_few();
   }
   const auto stats = engine.stats();
   report["output_tokens_per_second"] = static_cast<double>(best.outputs) / best.seconds;
@@ -227,7 +230,7 @@ int main(int argc, char** argv) {
   app.add_flag("--short-warmup", flags.short_warmup, "Of 16 tokens each");
   app.add_flag("--enforce-eager", flags.eager, "No CUDA graphs");
   app.add_option("--trace", flags.trace,
-                 "Write a short round of each mode as a Chrome trace, PREFIX-MODE.json");
+                 "Write a short round of rank 0 in each mode as a Chrome trace, PREFIX-MODE.json");
   CLI11_PARSE(app, argc, argv);
   try {
     const auto checkpoint = converter::open(flags.checkpoint);

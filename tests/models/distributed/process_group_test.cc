@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 #include "distckpt/base/error.h"
@@ -43,6 +44,23 @@ TEST(ProcessGroup, MovesTensorsInTheOrderOfRanks) {
     const auto texts =
         group.all_gather_bytes(std::string(static_cast<std::size_t>(world.rank()), 'x'));
     EXPECT_EQ(texts, (std::vector<std::string>{"", "x", "xx"}));
+  });
+}
+
+TEST(ProcessGroup, BringsRowsToTheirRanksWhereOnlyPlacesTellWhoHasThem) {
+  run_ranks(3, {}, [](World& world) {
+    const ProcessGroup group(world, "all", first_ranks(3));
+    // Row i of six lies with rank i % 3, as its row 1 - i / 3; what lies behind these counts
+    // nothing.
+    const auto all = at::arange(12, at::kFloat).view({6, 2}).to(at::kBFloat16);
+    const auto me = static_cast<std::int64_t>(world.rank());
+    const auto mine = at::cat({all.narrow(0, 3 + me, 1), all.narrow(0, me, 1),
+                               at::full({1, 2}, std::nan(""), at::kBFloat16)});
+    auto places = at::full({6}, 2, at::kLong);
+    places[me] = 1;
+    places[3 + me] = 0;
+    const auto got = group.all_to_all_rows(mine, places, at::tensor({2}, at::kInt));
+    EXPECT_TRUE(at::equal(got, all.narrow(0, 2 * me, 2)));
   });
 }
 

@@ -104,6 +104,45 @@ TEST_P(PeerMemory, SumsAndGathersAsAtenAndNccl) {
   });
 }
 
+// Where a rank has rows of which each lies with the rank that `owners` has for it: its own first.
+struct ScatteredRows {
+  ScatteredRows(const at::Tensor& owners, std::int64_t rank)
+      : order(at::argsort(owners.ne(rank).to(at::kInt), /*stable=*/true)),
+        places(at::empty_like(order)),
+        end(owners.eq(rank).sum().to(at::kInt).view({1})) {
+    places.scatter_(0, order, at::arange(order.size(0), order.options()));
+  }
+  at::Tensor brought_by(const ProcessGroup& group, const at::Tensor& rows) const {
+    return group.all_to_all_rows(rows.index_select(0, order), places, end);
+  }
+
+  at::Tensor order, places, end;
+};
+
+TEST_P(PeerMemory, BringsRowsToTheirRanks) {
+  support::on_gpus(GetParam(), kOnGpu, [](World& world) {
+    const Groups groups(world);
+    at::manual_seed(3);
+    const auto options = at::TensorOptions().device(at::kCUDA);
+    for (const auto dtype : {at::kBFloat16, at::kFloat}) {
+      for (const std::int64_t of_rank : {1, 3, 16, 512, 3000}) {
+        for (const std::int64_t channels : {8, 12, 264, 2048, 6144}) {
+          const auto all = of_rank * world.size();
+          const auto rows = at::randn({all, channels}, options).to(dtype);
+          auto owners = at::randint(world.size(), {all}, options.dtype(at::kLong));
+          if (of_rank == 16) owners.fill_(world.size() - 1);  // others have nothing
+          const ScatteredRows scattered(owners, world.rank());
+          const auto expected = rows.narrow(0, world.rank() * of_rank, of_rank);
+          for (const auto* const group : {&groups.peers, &groups.nccl})
+            EXPECT_TRUE(same_bytes(scattered.brought_by(*group, rows), expected))
+                << of_rank << " x " << channels << " " << dtype << " " << group->name();
+        }
+      }
+    }
+    groups.peers.barrier();
+  });
+}
+
 // All that a graph does is compared in the graph, at every one of thousands of replays, of which
 // some begin late on one rank or the other.
 TEST_P(PeerMemory, KeepsItsBitsInGraphsOfManyExchanges) {
@@ -116,10 +155,17 @@ TEST_P(PeerMemory, KeepsItsBitsInGraphsOfManyExchanges) {
       messages.push_back(of_all_ranks(world, {rows, 4096}, at::kBFloat16));
     messages.push_back(of_all_ranks(world, {2304, 4096}, at::kBFloat16));
     auto wrong = at::zeros({}, at::TensorOptions().device(at::kCUDA).dtype(at::kLong));
+    const auto owners = at::randint(world.size(), {messages.back()[0].size(0)},
+                                    at::TensorOptions().device(at::kCUDA).dtype(at::kLong));
+    const ScatteredRows scattered(owners, world.rank());
     const auto step = [&] {
       for (auto& all : messages) {
         for (auto& one : all) one.mul_(-1).add_(0.5);
         wrong.add_(groups.peers.all_reduce(all[me]).ne(sum_of(all)).sum());
+        if (const auto& rows = all[0]; rows.size(0) == owners.size(0))
+          wrong.add_(scattered.brought_by(groups.peers, rows)
+                         .ne(rows.view({world.size(), -1, 4096})[world.rank()])
+                         .sum());
         if (all[me].size(0) > 256) continue;
         wrong.add_(groups.peers.all_gather_channels(all[me]).ne(at::cat(all, 1)).sum());
         wrong.add_(groups.peers.reduce_scatter(all[me].view({-1}))
