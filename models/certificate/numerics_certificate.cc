@@ -451,10 +451,12 @@ NumericsCertificate certify_numerics(const TransformerConfig& config,
   if (options.device.is_cuda())
     for (const auto& choice : gemm_choices())
       certificate.kernels.push_back(fmt::format(
-          "{}x{}{} rows <= {}: algorithm {} tile {} stages {}, {:.1f} us, the fastest "
-          "of {}; {} left out",
-          choice.n, choice.k, choice.has_bias ? " + bias" : "", choice.bucket, choice.algorithm,
-          choice.tile, choice.stages, choice.microseconds, choice.candidates, choice.dropped));
+          "{}x{}{} rows <= {}: {}, {:.1f} us, the fastest of {}; {} left out", choice.n, choice.k,
+          choice.has_bias ? " + bias" : "", choice.bucket,
+          choice.algorithm < 0 ? "ordered_rows"
+                               : fmt::format("algorithm {} tile {} stages {}", choice.algorithm,
+                                             choice.tile, choice.stages),
+          choice.microseconds, choice.candidates, choice.dropped));
   certificate.seconds = stopwatch.seconds();
   return certificate;
 }

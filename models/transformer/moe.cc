@@ -99,23 +99,27 @@ at::Tensor Experts::forward(const at::Tensor& rows, const at::Tensor& ends) cons
 }
 
 // Grouped products are faster from about two choices an expert on (tests/bench/experts_bench.cc).
-// Ranks of an expert tensor parallel group would each add the whole bias.
+// Ranks of an expert tensor parallel group would each add the whole bias, and in kBitwise gather
+// between the products.
 bool Experts::takes_few(const at::Tensor& choices) const {
   const bool knows_activation = setup_.config.activation == Activation::kSilu ||
                                 setup_.config.activation == Activation::kQuickGeglu;
-  return !at::GradMode::is_enabled() && setup_.alignment() == Alignment::kFast &&
-         knows_activation && (!fc1_bias_.defined() || setup_.mesh.etp().size() == 1) &&
+  const auto alignment = setup_.alignment();
+  const bool whole = setup_.mesh.etp().size() == 1;
+  return !at::GradMode::is_enabled() && knows_activation &&
+         (whole || (!fc1_bias_.defined() && alignment == Alignment::kFast)) &&
          setup_.mesh.ep().size() == 1 && choices.numel() <= 2 * setup_.config.num_moe_experts &&
-         few_choices_supported(weights(), choices.numel());
+         few_choices_supported(weights(), choices.numel(), alignment);
 }
 
 at::Tensor Experts::forward_few(const at::Tensor& x,
                                 const at::Tensor& choices,
                                 const at::Tensor& of_choices) const {
   const auto all = weights();
-  if (few_tokens_supported(all, choices))
+  const auto alignment = setup_.alignment();
+  if (alignment == Alignment::kFast && few_tokens_supported(all, choices))
     return apply_experts_to_few_tokens(x, choices, of_choices, all);
-  return combine_choices(apply_experts_to_few(x, choices, all), {}, of_choices);
+  return combine_choices(apply_experts_to_few(x, choices, all, alignment), {}, of_choices);
 }
 
 ExpertWeights Experts::weights() const {

@@ -33,6 +33,18 @@ cudaError_t few_rows_product(const void* x,
                              std::int64_t k,
                              cudaStream_t stream);
 
+// x [rows, k], weight [n, k], bias [n] or null, y [rows, n], all bf16, for at most 8 rows: sums of
+// instructions of 16 channels, one after the other (models/kernels/product/ordered_columns.cuh).
+bool ordered_rows_supported(std::int64_t rows, std::int64_t k);
+cudaError_t ordered_rows_product(const void* x,
+                                 const void* weight,
+                                 const void* bias,  // or null
+                                 void* y,
+                                 std::int64_t rows,
+                                 std::int64_t n,
+                                 std::int64_t k,
+                                 cudaStream_t stream);
+
 struct RmsNormShape {
   std::int64_t rows = 0;
   std::int64_t channels = 0;  // a multiple of 4, or below 128

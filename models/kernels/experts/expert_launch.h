@@ -100,6 +100,18 @@ cudaError_t expert_rows(const void* x,
                         FewRowsShape shape,
                         cudaStream_t stream);
 
+// expert_rows() whose sums are those of grouped products (models/kernels/product/
+// ordered_columns.cuh).
+constexpr int kMostOrderedChoices = 256;
+bool ordered_experts_supported(const FewRowsShape& shape);
+cudaError_t ordered_expert_rows(const void* x,
+                                const std::int64_t* choices,
+                                const void* weights,
+                                const void* biases,  // or null
+                                void* y,
+                                FewRowsShape shape,
+                                cudaStream_t stream);
+
 // expert_rows() for few tokens: an expert is read once for each token that chose it. First the
 // gated product of a row for each token, then the other with combine_choices() of it, y [tokens,
 // columns].

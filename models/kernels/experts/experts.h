@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "models/kernels/swiglu.h"
+#include "models/spec/alignment.h"
 
 namespace ferry::models {
 
@@ -126,20 +127,22 @@ struct ExpertWeights {
 };
 
 // The largest number of choices that apply_experts_to_few() takes: with more, grouped products are
-// faster (tests/bench/experts_bench.cc).
+// faster (tests/bench/experts_bench.cc). In kBitwise false where its sums, which are compared once
+// for shapes of weights, outside of CUDA graphs, are not those of grouped products.
 inline constexpr std::int64_t kMostFewChoices = 256;
-bool few_choices_supported(const ExpertWeights& weights, std::int64_t choices);
+bool few_choices_supported(const ExpertWeights& weights, std::int64_t choices, Alignment alignment);
 
 // The results of each choice's expert for few tokens: each expert that is chosen is read about
 // once, and no other. x [tokens, hidden], experts [tokens, topk] int64, on a GPU -> [choices,
 // hidden], in the order of the choices. A row's result depends on no other row. Not differentiable.
 at::Tensor apply_experts_to_few(const at::Tensor& x,
                                 const at::Tensor& experts,
-                                const ExpertWeights& weights);
+                                const ExpertWeights& weights,
+                                Alignment alignment);
 
-// combine_choices() of it with the same bits, [tokens, hidden], for at most kMostFewTokens tokens
-// that are unlikely to share experts: a layer of two kernels, which read an expert once for each
-// token. of_choices [tokens, topk].
+// combine_choices() of it in kFast with the same bits, [tokens, hidden], for at most kMostFewTokens
+// tokens that are unlikely to share experts: a layer of two kernels, which read an expert once for
+// each token. of_choices [tokens, topk].
 bool few_tokens_supported(const ExpertWeights& weights, const at::Tensor& experts);
 at::Tensor apply_experts_to_few_tokens(const at::Tensor& x,
                                        const at::Tensor& experts,

@@ -34,10 +34,13 @@ bool few_routed_supported(const at::Tensor&, const at::Tensor&) {
 ChosenExperts route_few(const at::Tensor&, const at::Tensor&, std::int64_t, bool) {
   no_cuda();
 }
-bool few_choices_supported(const ExpertWeights&, std::int64_t) {
+bool few_choices_supported(const ExpertWeights&, std::int64_t, Alignment) {
   return false;
 }
-at::Tensor apply_experts_to_few(const at::Tensor&, const at::Tensor&, const ExpertWeights&) {
+at::Tensor apply_experts_to_few(const at::Tensor&,
+                                const at::Tensor&,
+                                const ExpertWeights&,
+                                Alignment) {
   no_cuda();
 }
 bool few_tokens_supported(const ExpertWeights&, const at::Tensor&) {

@@ -2,6 +2,9 @@
 #include <c10/cuda/CUDAGuard.h>
 
 #include <limits>
+#include <map>
+#include <mutex>
+#include <tuple>
 
 #include "distckpt/base/error.h"
 #include "models/kernels/cuda/cuda_call.h"
@@ -24,6 +27,40 @@ launch::ChoicesShape shape_of(const at::Tensor& of_choices, std::int64_t experts
 
 const void* data_or_null(const at::Tensor& values) {
   return values.defined() ? values.const_data_ptr() : nullptr;
+}
+
+// True if the kernel of ordered_experts.cu adds up along K as grouped products do: compared on
+// operands whose sums cancel, so that results consist of roundings.
+bool has_order_of_grouped_products(const at::Tensor& weight) {
+  constexpr std::int64_t kExperts = 4;
+  constexpr std::int64_t kRows = 12;
+  const auto n = weight.size(1);
+  const auto k = weight.size(2);
+  const launch::FewRowsShape shape{
+      .choices = {.tokens = kRows, .topk = 1, .experts = kExperts}, .in = k, .columns = n};
+  if (!launch::ordered_experts_supported(shape)) return false;
+  static std::mutex mutex;
+  static std::map<std::tuple<int, std::int64_t, std::int64_t>, bool> known;
+  const std::lock_guard lock(mutex);
+  const auto [found, is_new] = known.try_emplace({weight.device().index(), n, k}, false);
+  if (!is_new) return found->second;
+  const auto of_sums_that_cancel = [&](at::IntArrayRef sizes, double sign) {
+    auto values = at::randn(sizes, weight.options());
+    values.narrow(-1, k / 2, k / 2).copy_(values.narrow(-1, 0, k / 2) * sign);
+    return values;
+  };
+  const auto weights = of_sums_that_cancel({kExperts, n, k}, -1);
+  const auto rows = of_sums_that_cancel({kRows, k}, 1);
+  const auto choices =
+      at::arange(kRows, rows.options().dtype(at::kLong)).div(kRows / kExperts, "trunc");
+  const auto ends =
+      at::arange(1, kExperts + 1, rows.options().dtype(at::kInt)).mul_(kRows / kExperts);
+  auto y = at::empty({kRows, n}, rows.options());
+  check(launch::ordered_expert_rows(rows.const_data_ptr(), choices.const_data_ptr<std::int64_t>(),
+                                    weights.const_data_ptr(), nullptr, y.mutable_data_ptr(), shape,
+                                    stream()));
+  found->second = at::equal(y, at::_grouped_mm(rows, weights.transpose(1, 2), ends));
+  return found->second;
 }
 
 // The shapes of the gated product, and of the one behind it.
@@ -186,16 +223,22 @@ ChosenExperts route_few(const at::Tensor& x,
   return chosen;
 }
 
-bool few_choices_supported(const ExpertWeights& weights, std::int64_t choices) {
+bool few_choices_supported(const ExpertWeights& weights,
+                           std::int64_t choices,
+                           Alignment alignment) {
   const auto& [fc1, fc2, fc1_bias, fc2_bias, quick] = weights;
-  return fc1.is_cuda() && fc1.scalar_type() == at::kBFloat16 && choices <= kMostFewChoices &&
-         fc1.is_contiguous() && fc2.is_contiguous() && launch::few_rows_supported(fc1.size(2)) &&
-         launch::few_rows_supported(fc2.size(2));
+  if (!fc1.is_cuda() || fc1.scalar_type() != at::kBFloat16 || choices > kMostFewChoices ||
+      !fc1.is_contiguous() || !fc2.is_contiguous())
+    return false;
+  if (alignment == Alignment::kFast)
+    return launch::few_rows_supported(fc1.size(2)) && launch::few_rows_supported(fc2.size(2));
+  return has_order_of_grouped_products(fc1) && has_order_of_grouped_products(fc2);
 }
 
 at::Tensor apply_experts_to_few(const at::Tensor& x,
                                 const at::Tensor& experts,
-                                const ExpertWeights& weights) {
+                                const ExpertWeights& weights,
+                                Alignment alignment) {
   const c10::cuda::CUDAGuard device(x.device());
   const auto& [fc1, fc2, fc1_bias, fc2_bias, quick] = weights;
   const auto rows = x.contiguous();
@@ -205,11 +248,12 @@ at::Tensor apply_experts_to_few(const at::Tensor& x,
   auto y = at::empty({choices.numel(), fc2.size(1)}, rows.options());
   if (choices.numel() == 0) return y;
   const auto* const numbers = choices.const_data_ptr<std::int64_t>();
-  check(launch::expert_rows(rows.const_data_ptr(), numbers, fc1.const_data_ptr(),
-                            data_or_null(fc1_bias), hidden.mutable_data_ptr(), shape, stream()));
-  check(launch::expert_rows(hidden.const_data_ptr(), numbers, fc2.const_data_ptr(),
-                            data_or_null(fc2_bias), y.mutable_data_ptr(),
-                            second_shape(shape, weights), stream()));
+  const auto product =
+      alignment == Alignment::kFast ? launch::expert_rows : launch::ordered_expert_rows;
+  check(product(rows.const_data_ptr(), numbers, fc1.const_data_ptr(), data_or_null(fc1_bias),
+                hidden.mutable_data_ptr(), shape, stream()));
+  check(product(hidden.const_data_ptr(), numbers, fc2.const_data_ptr(), data_or_null(fc2_bias),
+                y.mutable_data_ptr(), second_shape(shape, weights), stream()));
   return y;
 }
 
@@ -220,7 +264,7 @@ bool few_tokens_supported(const ExpertWeights& weights, const at::Tensor& expert
   const auto choices = experts.numel();
   return experts.size(0) <= kMostFewTokens &&
          (experts.size(0) == 1 || kExpertsForAChoice * choices <= weights.fc1.size(0)) &&
-         few_choices_supported(weights, choices) &&
+         few_choices_supported(weights, choices, Alignment::kFast) &&
          launch::few_tokens_supported(gated_shape(experts, weights));
 }
 

@@ -24,7 +24,8 @@
 namespace ferry::models {
 namespace {
 
-constexpr std::int64_t kFewestGemmRows = 16;
+// The smallest bucket, the one that the kernel of ordered_rows.cu serves, too.
+constexpr std::int64_t kFewestGemmRows = 8;
 constexpr std::int64_t kMostRows = 8192;  // of a bucket
 constexpr std::int64_t kReferenceRows = 2048;
 constexpr int kCandidates = 64;
@@ -138,6 +139,12 @@ std::vector<cublasLtMatmulAlgo_t> unsplit_kernels(cublasLtHandle_t handle,
   return kernels;
 }
 
+// As the kernel of ordered_rows.cu reads it.
+bool is_aligned(const at::Tensor& values) {
+  constexpr std::uintptr_t kBytesAtOnce = 16;
+  return reinterpret_cast<std::uintptr_t>(values.const_data_ptr()) % kBytesAtOnce == 0;
+}
+
 struct Key {
   int device = 0;
   std::int64_t n = 0;
@@ -147,11 +154,21 @@ struct Key {
   auto operator<=>(const Key&) const = default;
 };
 
+// One of cuBLASLt's, or that of ordered_rows.cu.
+using GemmKernel = std::optional<cublasLtMatmulAlgo_t>;
+
 // GemmKernels of one class, the fastest first: some that serve a whole bucket refuse a smaller M.
 struct Chosen {
-  std::vector<cublasLtMatmulAlgo_t> algorithms{};
+  std::vector<GemmKernel> kernels{};
   GemmChoice report{};
 };
+
+// The largest number of rows of the bucket whose kernel serves `rows`.
+std::int64_t gemm_bucket(std::int64_t rows) {
+  const auto power = static_cast<std::int64_t>(
+      std::bit_ceil(static_cast<std::uint64_t>(std::max(rows, kFewestGemmRows))));
+  return std::min(power, kMostRows);
+}
 
 class GemmKernels {
  public:
@@ -166,9 +183,8 @@ class GemmKernels {
                   .k = weight.size(1),
                   .bucket = gemm_bucket(x.size(0)),
                   .has_bias = bias.defined()};
-    const auto& algorithms = choose(key, weight, bias);
     auto result = at::empty({x.size(0), key.n}, x.options());
-    run_first(key, algorithms, x, weight, bias, result);
+    run_first(key, choose(key, weight, bias), x, weight, bias, result);
     return result;
   }
 
@@ -189,7 +205,7 @@ class GemmKernels {
 
   // Runs the first kernel that takes this many rows.
   void run_first(const Key& key,
-                 const std::vector<cublasLtMatmulAlgo_t>& algorithms,
+                 const std::vector<GemmKernel>& kernels,
                  const at::Tensor& x,
                  const at::Tensor& weight,
                  const at::Tensor& bias,
@@ -197,25 +213,49 @@ class GemmKernels {
     LtProduct product(x.size(0), key.n, key.k, key.has_bias);
     const auto stream = models::stream();
     auto status = CUBLAS_STATUS_NOT_SUPPORTED;
-    for (const auto& algorithm : algorithms) {
-      status = product.run(handle(key.device), algorithm, x, weight, bias, result, stream);
+    for (const auto& kernel : kernels) {
+      status = run(key, product, kernel, x, weight, bias, result, stream);
       if (status != CUBLAS_STATUS_NOT_SUPPORTED && status != CUBLAS_STATUS_INVALID_VALUE) break;
     }
     check(status);
   }
 
+  cublasStatus_t run(const Key& key,
+                     LtProduct& product,
+                     const GemmKernel& kernel,
+                     const at::Tensor& x,
+                     const at::Tensor& weight,
+                     const at::Tensor& bias,
+                     const at::Tensor& result,
+                     cudaStream_t stream) {
+    if (kernel) return product.run(handle(key.device), *kernel, x, weight, bias, result, stream);
+    if (!is_aligned(x) || !is_aligned(weight)) return CUBLAS_STATUS_NOT_SUPPORTED;
+    check(launch::ordered_rows_product(x.const_data_ptr(), weight.const_data_ptr(),
+                                       bias.defined() ? bias.const_data_ptr() : nullptr,
+                                       result.mutable_data_ptr(), x.size(0), key.n, key.k, stream));
+    return CUBLAS_STATUS_SUCCESS;
+  }
+
+  std::vector<GemmKernel> kernels_for(const Key& key, const LtProduct& product, int& dropped) {
+    std::vector<GemmKernel> kernels;
+    for (const auto& one : unsplit_kernels(handle(key.device), product, dropped))
+      kernels.emplace_back(one);
+    if (launch::ordered_rows_supported(key.bucket, key.k)) kernels.emplace_back();
+    return kernels;
+  }
+
   // The reference stays valid: no entry leaves the map.
-  const std::vector<cublasLtMatmulAlgo_t>& choose(const Key& key,
-                                                  const at::Tensor& weight,
-                                                  const at::Tensor& bias) {
+  const std::vector<GemmKernel>& choose(const Key& key,
+                                        const at::Tensor& weight,
+                                        const at::Tensor& bias) {
     {
       const std::lock_guard lock(mutex_);
       if (const auto found = chosen_.find(key); found != chosen_.end())
-        return found->second.algorithms;
+        return found->second.kernels;
     }
     auto chosen = measure(key, weight, bias);
     const std::lock_guard lock(mutex_);
-    return chosen_.try_emplace(key, std::move(chosen)).first->second.algorithms;
+    return chosen_.try_emplace(key, std::move(chosen)).first->second.kernels;
   }
 
   // The fastest kernel of those that agree, bit for bit, with the reference bucket's. Small weights
@@ -241,49 +281,49 @@ class GemmKernels {
     Chosen chosen;
     chosen.report = {.n = key.n, .k = key.k, .bucket = key.bucket, .has_bias = key.has_bias};
     auto result = at::empty({key.bucket, key.n}, weight.options());
-    std::vector<std::pair<float, cublasLtMatmulAlgo_t>> timed;
-    for (const auto& algorithm :
-         unsplit_kernels(handle(key.device), product, chosen.report.dropped)) {
-      const auto elapsed = time(key, product, algorithm, rows, weight, bias, result);
+    std::vector<std::pair<float, GemmKernel>> timed;
+    for (const auto& kernel : kernels_for(key, product, chosen.report.dropped)) {
+      const auto elapsed = time(key, product, kernel, rows, weight, bias, result);
       if (!elapsed || (expected.defined() && !at::equal(result, expected))) {
         ++chosen.report.dropped;
         continue;
       }
       if (!expected.defined()) expected = result.clone();  // the heuristic's first of the reference
-      timed.emplace_back(*elapsed, algorithm);
+      timed.emplace_back(*elapsed, kernel);
     }
     require(!timed.empty(), ErrorKind::kDevice,
             "weight [{}, {}]: cuBLASLt offers no kernel without split-K for {} rows that agrees "
             "with that for {} rows",
             key.n, key.k, key.bucket, kReferenceRows);
     std::ranges::stable_sort(timed, {}, [](const auto& one) { return one.first; });
-    for (const auto& one : timed) chosen.algorithms.push_back(one.second);
-    const auto& best = chosen.algorithms.front();
+    for (const auto& one : timed) chosen.kernels.push_back(one.second);
     chosen.report.candidates = static_cast<int>(timed.size());
     chosen.report.microseconds = static_cast<double>(timed.front().first) * 1e3;
-    chosen.report.algorithm = config_of(best, CUBLASLT_ALGO_CONFIG_ID);
-    chosen.report.tile = config_of(best, CUBLASLT_ALGO_CONFIG_TILE_ID);
-    chosen.report.stages = config_of(best, CUBLASLT_ALGO_CONFIG_STAGES_ID);
+    if (const auto& best = chosen.kernels.front()) {
+      chosen.report.algorithm = config_of(*best, CUBLASLT_ALGO_CONFIG_ID);
+      chosen.report.tile = config_of(*best, CUBLASLT_ALGO_CONFIG_TILE_ID);
+      chosen.report.stages = config_of(*best, CUBLASLT_ALGO_CONFIG_STAGES_ID);
+    }
     return chosen;
   }
 
   // Milliseconds of one product, or nothing if this kernel cannot run.
   std::optional<float> time(const Key& key,
                             LtProduct& product,
-                            const cublasLtMatmulAlgo_t& algorithm,
+                            const GemmKernel& kernel,
                             const at::Tensor& rows,
                             const at::Tensor& weight,
                             const at::Tensor& bias,
                             const at::Tensor& result) {
     const auto stream = models::stream();
-    const auto run = [&] {
-      return product.run(handle(key.device), algorithm, rows, weight, bias, result, stream);
+    const auto run_once = [&] {
+      return run(key, product, kernel, rows, weight, bias, result, stream);
     };
-    if (run() != CUBLAS_STATUS_SUCCESS) return std::nullopt;
+    if (run_once() != CUBLAS_STATUS_SUCCESS) return std::nullopt;
     std::array<cudaEvent_t, 2> events{};
     for (auto& event : events) check(cudaEventCreate(&event));
     check(cudaEventRecord(events[0], stream));
-    for (int i = 0; i < kRepeats; ++i) check(run());
+    for (int i = 0; i < kRepeats; ++i) check(run_once());
     check(cudaEventRecord(events[1], stream));
     check(cudaEventSynchronize(events[1]));
     float elapsed = 0;
@@ -320,12 +360,6 @@ at::Tensor with_more_columns(const at::Tensor& x,
 }
 
 }  // namespace
-
-std::int64_t gemm_bucket(std::int64_t rows) {
-  const auto power = static_cast<std::int64_t>(
-      std::bit_ceil(static_cast<std::uint64_t>(std::max(rows, kFewestGemmRows))));
-  return std::min(power, kMostRows);
-}
 
 at::Tensor gemm_nt(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   require(x.dim() == 2 && weight.dim() == 2 && x.size(1) == weight.size(1) && x.is_cuda() &&

@@ -2,10 +2,12 @@
 // rows stand beside it and however the weight's rows are sliced over ranks: each element is one sum
 // along K, in one order, with one accumulator.
 //
-// bf16: cuBLASLt's kernels without split-K are one such class (docs/numerics.md). Among those that
-// its heuristic offers for N, K and a bucket of M, the fastest is measured once and taken. fp32: a
-// kernel of our own, one chain of fused multiply-adds, with the bits of cuBLASLt's kernels for M >
-// 16 that have no workspace to split K in.
+// bf16: cuBLASLt's kernels without split-K are one such class (docs/numerics.md), and one of our
+// own for up to 8 rows (ordered_rows.cu). Among these and those that the heuristic offers for N, K
+// and a bucket of M, the fastest is measured once and taken: at the first product of its bucket,
+// which must come before a CUDA graph is captured. fp32: a kernel of our own, one chain of fused
+// multiply-adds, with the bits of cuBLASLt's kernels for M > 16 that have no workspace to split K
+// in.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,10 +22,6 @@ namespace ferry::models {
 // differentiable. Throws Error(kDevice) where cuBLASLt has no kernel without split-K.
 at::Tensor gemm_nt(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
 
-// The largest number of rows of the bucket whose kernel serves `rows`. A kernel is measured at the
-// first product of its bucket, which must come before a CUDA graph is captured.
-std::int64_t gemm_bucket(std::int64_t rows);
-
 // A kernel that this process has chosen.
 struct GemmChoice {
   std::int64_t n = 0;
@@ -32,7 +30,7 @@ struct GemmChoice {
   bool has_bias = false;
   int candidates = 0;  // without split-K, of one class
   int dropped = 0;     // split K, or gave other bits than the class
-  int algorithm = 0;   // cuBLASLt's numbers
+  int algorithm = -1;  // cuBLASLt's numbers; -1: the kernel of our own
   int tile = 0;
   int stages = 0;
   double microseconds = 0;

@@ -6,9 +6,6 @@ namespace ferry::models {
 at::Tensor gemm_nt(const at::Tensor&, const at::Tensor&, const at::Tensor&) {
   no_cuda();
 }
-std::int64_t gemm_bucket(std::int64_t rows) {
-  return rows;
-}
 std::vector<GemmChoice> gemm_choices() {
   return {};
 }

@@ -325,8 +325,8 @@ TEST_F(ExpertKernels, FewRowsAreThoseOfTheirExperts) {
     for (const std::int64_t tokens : {1, 2, 7, 32}) {
       const auto x = random({tokens, sizes.hidden});
       const auto experts = sizes.choose(tokens);
-      ASSERT_TRUE(few_choices_supported(sizes.weights, experts.numel()));
-      const auto found = apply_experts_to_few(x, experts, sizes.weights);
+      ASSERT_TRUE(few_choices_supported(sizes.weights, experts.numel(), Alignment::kFast));
+      const auto found = apply_experts_to_few(x, experts, sizes.weights, Alignment::kFast);
       const auto of = experts.cpu();
       for (std::int64_t choice = 0; choice < experts.numel(); ++choice) {
         const auto expert = of.const_data_ptr<std::int64_t>()[choice];
@@ -345,11 +345,49 @@ TEST_F(ExpertKernels, AFewRowsResultDependsOnNoOtherRow) {
   sizes.fill();
   const auto x = random({32, sizes.hidden});
   const auto experts = sizes.choose(32);
-  const auto all = apply_experts_to_few(x, experts, sizes.weights);
+  const auto all = apply_experts_to_few(x, experts, sizes.weights, Alignment::kFast);
   for (const std::int64_t token : {0, 5, 31})
-    EXPECT_TRUE(same_bytes(
-        all.narrow(0, token * sizes.topk, sizes.topk),
-        apply_experts_to_few(x.narrow(0, token, 1), experts.narrow(0, token, 1), sizes.weights)));
+    EXPECT_TRUE(same_bytes(all.narrow(0, token * sizes.topk, sizes.topk),
+                           apply_experts_to_few(x.narrow(0, token, 1), experts.narrow(0, token, 1),
+                                                sizes.weights, Alignment::kFast)));
+}
+
+// As in a layer of kBitwise: grouped products, biases added to what these round to, and the
+// activation.
+at::Tensor by_grouped_products(const at::Tensor& x,
+                               const at::Tensor& experts,
+                               const FewRows& sizes) {
+  const auto& [fc1, fc2, fc1_bias, fc2_bias, quick] = sizes.weights;
+  const auto places = expert_order(experts.flatten(), {0, sizes.experts});
+  const auto rows = gather_choices(x, places, sizes.topk, experts.numel());
+  const auto gate_up = at::_grouped_mm(rows, fc1.transpose(1, 2), places.ends);
+  const auto hidden = quick
+                          ? quick_geglu(gate_up, {.values = fc1_bias, .ends = places.ends}, *quick)
+                          : swiglu(gate_up);
+  auto y = at::_grouped_mm(hidden, fc2.transpose(1, 2), places.ends);
+  if (fc2_bias.defined()) y = add_expert_biases(y, {.values = fc2_bias, .ends = places.ends});
+  return y.index_select(0, places.inverse);
+}
+
+TEST_F(ExpertKernels, FewRowsOfBitwiseHaveTheBitsOfGroupedProducts) {
+  std::vector<FewRows> shapes{FewRows(), FewRows(8, 128, 64), FewRows(16, 2048, 1408),
+                              FewRows(8, 128, 192), FewRows(16, 2880, 2880)};
+  for (std::size_t i = 0; i < shapes.size(); ++i) {
+    auto& sizes = shapes[i];
+    sizes.fill();
+    if (i >= 3) sizes.fill_biases();
+    for (const std::int64_t tokens : {1, 2, 7, 32}) {
+      const auto x = random({tokens, sizes.hidden});
+      for (const bool of_one : {false, true}) {
+        auto experts = sizes.choose(tokens);
+        if (of_one) experts = experts.narrow(0, 0, 1).expand({tokens, -1}).contiguous();
+        ASSERT_TRUE(few_choices_supported(sizes.weights, experts.numel(), Alignment::kBitwise));
+        EXPECT_TRUE(same_bytes(apply_experts_to_few(x, experts, sizes.weights, Alignment::kBitwise),
+                               by_grouped_products(x, experts, sizes)))
+            << tokens << " tokens, hidden " << sizes.hidden << ", of one " << of_one;
+      }
+    }
+  }
 }
 
 // Two kernels for the products of few tokens and their sum, beside three for any number.
@@ -366,7 +404,7 @@ TEST_F(ExpertKernels, FewTokensHaveTheBitsOfFewRows) {
         const auto experts = sizes.choose(tokens);
         ASSERT_EQ(few_tokens_supported(sizes.weights, experts),
                   tokens == 1 || 4 * tokens * topk <= sizes.experts);
-        const auto results = apply_experts_to_few(x, experts, sizes.weights);
+        const auto results = apply_experts_to_few(x, experts, sizes.weights, Alignment::kFast);
         for (const auto dtype : {at::kBFloat16, at::kFloat}) {
           const auto of_choices = random({tokens, topk}, dtype);
           EXPECT_TRUE(same_bytes(apply_experts_to_few_tokens(x, experts, of_choices, sizes.weights),
