@@ -221,7 +221,7 @@ void PromptReader::fill_from_messages(Prompt& prompt, const Record& messages, co
 void PromptReader::tokenize(Prompt& prompt, bool add_special_tokens) const {
   if (options_.tokenizer == nullptr)
     throw Error(ErrorKind::kUsage, "the checkpoint has no tokenizer, and the prompt is text",
-                "name a folder with tokenizer.json by --tokenizer, or give token ids");
+                "name a folder with a tokenizer by --tokenizer, or give token ids");
   const auto ids =
       options_.tokenizer->encode(*prompt.text, {.add_special_tokens = add_special_tokens});
   prompt.token_ids.assign(ids.begin(), ids.end());

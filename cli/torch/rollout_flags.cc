@@ -110,10 +110,11 @@ ModelFiles model_files(const RolloutFlags& flags,
 }
 
 std::unique_ptr<Tokenizer> find_tokenizer(const RolloutFlags& flags, const ModelFiles& files) {
-  const bool is_there = files.read("tokenizer.json").has_value();
-  require(is_there || flags.tokenizer.empty(), ErrorKind::kNotFound,
-          "--tokenizer {}: there is no tokenizer.json", flags.tokenizer);
-  return is_there ? Tokenizer::from_files(files) : nullptr;
+  auto tokenizer = Tokenizer::find_in(files);
+  require(tokenizer || flags.tokenizer.empty(), ErrorKind::kNotFound,
+          "--tokenizer {}: there is neither a tokenizer.json nor a tiktoken.model",
+          flags.tokenizer);
+  return tokenizer;
 }
 
 }  // namespace
@@ -185,7 +186,7 @@ void add_rollout(CLI::App& command, RolloutFlags& flags) {
 
 void add_tokenizer(CLI::App& command, RolloutFlags& flags) {
   command.add_option("--tokenizer", flags.tokenizer,
-                     "A folder with tokenizer.json. Default: the checkpoint's");
+                     "A folder with tokenizer.json or tiktoken.model. Default: the checkpoint's");
 }
 
 void add_sampling_shape(CLI::App& command, rollout::SamplingParams& params) {

@@ -84,6 +84,7 @@ struct HfNames {
   std::span<const std::string_view> carried{};
   std::span<const ModuleName> modules{};  // the first one that fits a name counts
   bool mxfp4_experts = false;  // its experts also lie in files as MXFP4: _blocks and _scales
+  bool fp8_experts = false;    // and as FP8, all of a layer in one tensor with _scale_inv
   std::span<const TowerRule> bridge_tower{};    // of Megatron-Bridge
   std::span<const TowerRule> mbridge_tower{};   // of mbridge, and verl with it
   std::span<const TowerRule> computed_tower{};  // of models::VisionModel: the first rule that fits

@@ -41,11 +41,26 @@ std::set<std::uint32_t> four_bit_tensors(const distckpt::TensorMap& links) {
   return found;
 }
 
+// Throws unless a weight has a form in blocks of FP8: it is of one module, or of all experts of a
+// layer, whose gate and up readers take apart at the end of a block.
+void require_blocks(const ModelMap& map, const MegatronTensor& tensor, const ModelTensor& model) {
+  if (model.shape.rank() == 2) return;
+  require(map.family->names->fp8_experts && tensor.expert && model.shape.rank() == 3,
+          ErrorKind::kUsage,
+          "--quantize fp8-block: {} is {}: experts that lie in one tensor have no such form",
+          model.name, to_string(model.shape));
+  const auto ffn = map.config.moe_ffn_hidden_size;
+  require(ffn % distckpt::kE4M3Block == 0, ErrorKind::kUsage,
+          "--quantize fp8-block: {} is {}: experts that lie in one tensor have a form only where "
+          "their width, here {}, is a multiple of {}",
+          model.name, to_string(model.shape), ffn, distckpt::kE4M3Block);
+}
+
 // The indices of the tensors that are quantised.
 std::set<std::uint32_t> chosen_tensors(const Checkpoint& checkpoint, Method method) {
   const auto& map = checkpoint.map;
   if (method == Method::kFp8Lossless) {
-    const auto chosen = four_bit_tensors(checkpoint.links);
+    auto chosen = four_bit_tensors(checkpoint.links);
     require(!chosen.empty(), ErrorKind::kUsage,
             "--quantize fp8-block-lossless: the source holds no weights of four bits (E2M1)");
     for (const auto index : chosen) {
@@ -67,9 +82,7 @@ std::set<std::uint32_t> chosen_tensors(const Checkpoint& checkpoint, Method meth
           chosen.insert(part.model);
         continue;
       }
-      require(model.shape.rank() == 2, ErrorKind::kUsage,
-              "--quantize fp8-block: {} is {}: experts that lie in one tensor have no such form",
-              model.name, to_string(model.shape));
+      require_blocks(map, tensor, model);
       chosen.insert(part.model);
     }
   }

@@ -28,13 +28,13 @@ namespace fs = std::filesystem;
 namespace {
 
 // Files that transformers saves beside the weights.
-constexpr std::array<std::string_view, 17> kCompanions{
+constexpr std::array<std::string_view, 18> kCompanions{
     "config.json",     "generation_config.json",   "tokenizer.json",
     "tokenizer.model", "tokenizer_config.json",    "special_tokens_map.json",
     "vocab.json",      "added_tokens.json",        "vocab.txt",
     "merges.txt",      "chat_template.jinja",      "chat_template.json",
     "spiece.model",    "preprocessor_config.json", "processor_config.json",
-    "ferry-part.json", "sentencepiece.bpe.model"};
+    "ferry-part.json", "sentencepiece.bpe.model",  "tiktoken.model"};
 
 // True for a name that a conversion gives a file of weights.
 bool is_weights(const fs::path& path, Format format) {

@@ -47,8 +47,9 @@ class QuantizedBands : public ComputedBytes {
     const auto& band = bands_.at(index);
     const auto& tensor = plan_.tensors[band.tensor].tensor;
     const auto values = read(band, source, parts);
-    const auto refused = encoding_ == Encoding::kE4M3 ? to_e4m3(band.box.size[1], values, into)
-                                                      : to_e2m1(band.box.size[1], values, into);
+    const auto& size = band.box.size;
+    const auto refused = encoding_ == Encoding::kE4M3 ? to_e4m3(size[size.rank() - 1], values, into)
+                                                      : to_e2m1(size[1], values, into);
     const auto value = values[static_cast<std::size_t>(refused.value_or(0))];
     require(!refused, ErrorKind::kLayout, "{}: an element of {} is {}, which {}", tensor.name,
             to_string(band.box), value,
@@ -118,22 +119,36 @@ class LayoutBuilder {
   QuantizedTensor add_e4m3(std::uint32_t index) {
     const auto& tensor = tensor_of(index);
     const auto& shape = tensor.shape;
-    require(shape.rank() == 2 && shape.product() > 0, ErrorKind::kLayout,
-            "{}: is {}, and has no blocks of two dimensions", tensor.name, to_string(shape));
-    const auto columns = ceil_div(shape[1], kE4M3Block);
+    const auto rank = shape.rank();
+    require((rank == 2 || rank == 3) && shape.product() > 0 && tensor.interleaved == 1,
+            ErrorKind::kLayout, "{}: is {}, and has no blocks of two dimensions", tensor.name,
+            to_string(shape));
+    const auto rows = shape[rank - 2];
+    const auto columns = shape[rank - 1];
+    auto block_shape = shape;
+    block_shape[rank - 2] = ceil_div(rows, kE4M3Block);
+    block_shape[rank - 1] = ceil_div(columns, kE4M3Block);
     auto elements = named(tensor, "elements", DType::kF8E4M3, shape);
-    auto scales = named(tensor, "scales", DType::kF32, {ceil_div(shape[0], kE4M3Block), columns});
+    auto scales = named(tensor, "scales", DType::kF32, block_shape);
     const auto step =
-        kE4M3Block * std::max<std::int64_t>(1, kBandElements / (kE4M3Block * shape[1]));
-    for (std::int64_t row = 0; row < shape[0]; row += step) {
-      const auto rows = std::min(step, shape[0] - row);
-      const Box box{.offset = {row, 0}, .size = {rows, shape[1]}};
-      const Box blocks{.offset = {row / kE4M3Block, 0},
-                       .size = {ceil_div(rows, kE4M3Block), columns}};
-      const auto storage =
-          add_storage({index, box}, box.volume() + blocks.volume() * size_of(DType::kF32));
-      elements.shards.push_back(packed_shard(box, elements.dtype, storage, 0));
-      scales.shards.push_back(packed_shard(blocks, scales.dtype, storage, box.volume()));
+        kE4M3Block * std::max<std::int64_t>(1, kBandElements / (kE4M3Block * columns));
+    const auto matrices = rank == 3 ? shape[0] : 1;
+    for (std::int64_t matrix = 0; matrix < matrices; ++matrix) {
+      for (std::int64_t row = 0; row < rows; row += step) {
+        Box box{.offset = {row, 0}, .size = {std::min(step, rows - row), columns}};
+        Box blocks{.offset = {row / kE4M3Block, 0},
+                   .size = {ceil_div(box.size[0], kE4M3Block), block_shape[rank - 1]}};
+        if (rank == 3) {
+          for (auto* of_matrix : {&box, &blocks}) {
+            of_matrix->offset.push_front(matrix);
+            of_matrix->size.push_front(1);
+          }
+        }
+        const auto storage =
+            add_storage({index, box}, box.volume() + blocks.volume() * size_of(DType::kF32));
+        elements.shards.push_back(packed_shard(box, elements.dtype, storage, 0));
+        scales.shards.push_back(packed_shard(blocks, scales.dtype, storage, box.volume()));
+      }
     }
     return {layout_.add_tensor(std::move(elements)), layout_.add_tensor(std::move(scales))};
   }

@@ -19,7 +19,8 @@ struct QuantizedTensor {
 
 // Adds what each tensor of `plan` becomes to `layout`, whose first storages are those that the plan
 // reads: quantize.h says what is computed, whenever a FileSource of the layout reads it.
-//   kE4M3  [rows, columns]: elements in F8_E4M3, scales F32, one for each block of 128 x 128
+//   kE4M3  [rows, columns], or some such matrices [experts, rows, columns]: elements in F8_E4M3,
+//          scales F32, one for each block of 128 x 128 of a matrix
 //   kE2M1  [experts, columns, rows], as GPT-OSS has them: elements U8 [experts, rows, columns / 32,
 //          16], scales U8 [experts, rows, columns / 32]
 // `scale` is for kE4M3. Throws Error(kLayout) naming a tensor of another shape.

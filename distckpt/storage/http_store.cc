@@ -18,7 +18,7 @@ constexpr std::size_t kMaxFolders = 200;
 constexpr std::int64_t kMaxPage = std::int64_t{16} << 20;
 constexpr std::int64_t kMaxIndex = std::int64_t{64} << 20;
 
-constexpr std::array<std::string_view, 23> kModelFiles{"config.json",
+constexpr std::array<std::string_view, 24> kModelFiles{"config.json",
                                                        "generation_config.json",
                                                        "tokenizer.json",
                                                        "tokenizer.model",
@@ -31,6 +31,7 @@ constexpr std::array<std::string_view, 23> kModelFiles{"config.json",
                                                        "chat_template.jinja",
                                                        "chat_template.json",
                                                        "spiece.model",
+                                                       "tiktoken.model",
                                                        "sentencepiece.bpe.model",
                                                        "preprocessor_config.json",
                                                        "processor_config.json",

@@ -50,6 +50,7 @@ constexpr HfNames kSeeingMoeNames{
     .moe_mlp = kSeeingMoe,
     .last = kSeeingHead,
     .carried = kVisual,
+    .fp8_experts = true,
     .bridge_tower = kQwen3BridgeTower,
     .mbridge_tower = kQwen3BridgeTower,
     .computed_tower = kQwen3Tower,

@@ -153,8 +153,11 @@ void Bpe::read_merges(const TokenizerFile& file) {
     };
     const auto left_id = id_of_part(left), right_id = id_of_part(right);
     joined.assign(left).append(right);
+    const auto id = id_of_part(joined);
     merges_.set(left_id, right_id,
-                {.rank = static_cast<std::uint32_t>(rank), .id = id_of_part(joined)});
+                {.rank = static_cast<std::uint32_t>(
+                     file.ranked_by_token ? static_cast<std::size_t>(id) : rank),
+                 .id = id});
     if (byte_level_) continue;
     char32_t last = 0;
     for (std::size_t at = 0; at < joined.size();) {

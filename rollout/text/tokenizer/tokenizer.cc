@@ -6,6 +6,7 @@
 #include "distckpt/base/error.h"
 #include "distckpt/base/json.h"
 #include "distckpt/storage/file_io.h"
+#include "rollout/text/tokenizer/tiktoken_file.h"
 
 namespace ferry::rollout::text {
 namespace {
@@ -75,13 +76,25 @@ Tokenizer::Tokenizer(TokenizerFile file, std::string_view source)
 
 Tokenizer::~Tokenizer() = default;
 
-std::unique_ptr<Tokenizer> Tokenizer::from_files(const ModelFiles& files) {
+std::unique_ptr<Tokenizer> Tokenizer::find_in(const ModelFiles& files) {
   const std::string name = "tokenizer.json", config_name = "tokenizer_config.json";
-  const auto json = files.read(name);
-  require(json.has_value(), ErrorKind::kNotFound, "{}: there is no such file", files.where(name));
-  auto tokenizer = std::make_unique<Tokenizer>(*json, files.where(name));
+  std::unique_ptr<Tokenizer> tokenizer;
+  if (const auto json = files.read(name)) {
+    tokenizer = std::make_unique<Tokenizer>(*json, files.where(name));
+  } else if (auto file = read_tiktoken_file(files)) {
+    tokenizer = std::make_unique<Tokenizer>(std::move(*file), files.where(kTiktokenModel));
+  } else {
+    return nullptr;
+  }
   if (const auto config = files.read(config_name))
     tokenizer->read_config(*config, files.where(config_name));
+  return tokenizer;
+}
+
+std::unique_ptr<Tokenizer> Tokenizer::from_files(const ModelFiles& files) {
+  auto tokenizer = find_in(files);
+  require(tokenizer != nullptr, ErrorKind::kNotFound,
+          "{}: there is neither a tokenizer.json nor a {}", files.source(), kTiktokenModel);
   return tokenizer;
 }
 

@@ -1,5 +1,6 @@
-// A tokenizer that a tokenizer.json describes: text to ids and back, the same ids and the same text
-// as the tokenizers package 0.23.3. Thread-safe after construction.
+// A tokenizer that a tokenizer.json or a tiktoken.model describes: text to ids and back, the same
+// ids and the same text as the packages tokenizers 0.23.3 and tiktoken 0.14.0. Thread-safe after
+// construction.
 #pragma once
 
 #include <filesystem>
@@ -36,10 +37,14 @@ class Tokenizer {
  public:
   // `json` is the text of a tokenizer.json. Throws Error that names `source` and what is wrong.
   Tokenizer(std::string_view json, std::string_view source);
+  // Takes a parsed file.
+  Tokenizer(TokenizerFile file, std::string_view source);
   ~Tokenizer();
-  // Reads tokenizer.json, and the tokens that begin, end and pad from tokenizer_config.json if
-  // there is one. Throws Error(kNotFound) if there is no tokenizer.
+  // Reads tokenizer.json, else tiktoken.model (tiktoken_file.h), and the tokens that begin, end and
+  // pad from tokenizer_config.json if there is one. Throws Error(kNotFound) if there is neither.
   static std::unique_ptr<Tokenizer> from_files(const ModelFiles& files);
+  // The same, or null.
+  static std::unique_ptr<Tokenizer> find_in(const ModelFiles& files);
   static std::unique_ptr<Tokenizer> from_folder(const std::filesystem::path& folder);
 
   // Parts of `text` that are not UTF-8 count as U+FFFD, like Python's
@@ -67,7 +72,6 @@ class Tokenizer {
   struct Scratch;
   class Lease;
 
-  Tokenizer(TokenizerFile file, std::string_view source);
   void read_config(std::string_view json, std::string_view source);
   void encode_into(std::string_view text, Scratch& scratch, std::vector<TokenId>& ids) const;
   void encode_stretch(std::string_view text,

@@ -20,6 +20,7 @@ struct TokenizerFile {
   std::vector<std::pair<std::string, TokenId>> vocab{};  // in the file's order
   std::vector<std::pair<std::string, std::string>> merges{};  // by rank
   bool has_vocab = false, has_merges = false;                 // an object, an array
+  bool ranked_by_token = false;  // the rank of a merge is the id of the token that it makes
 };
 
 // Throws Error(kCorrupt) that names the source and the defect.

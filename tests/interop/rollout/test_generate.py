@@ -231,7 +231,8 @@ def test_without_a_tokenizer_ids_still_work(talker):
 @pytest.mark.parametrize("arguments, message", [
     (["--temperature", "-1"], "temperature: -1 is not"), (["--n", "2", "--temperature", "0"], "n: 2 answers"),
     (["--max-model-len", "5000"], "max_model_len is 5000: the model knows 4096 positions"), (["--system", "x"], "--system: is a message of a chat"),
-    (["--tp", "3"], "4 attention heads cannot be split by tp 3"), (["--tokenizer", "/nowhere"], "--tokenizer /nowhere: there is no tokenizer.json"),
+    (["--tp", "3"], "4 attention heads cannot be split by tp 3"),
+    (["--tokenizer", "/nowhere"], "--tokenizer /nowhere: there is neither a tokenizer.json nor a tiktoken.model"),
     (["--input", "/nowhere.jsonl"], "/nowhere.jsonl"), (["--kv-cache-memory-bytes", "much"], "--kv-cache-memory-bytes much: is not a size"),
     (["--logprobs", "2"], "--logprobs: has no effect without --json"), (["--load-format", "dummy", "--iteration", "5"], "--iteration and --hf-config"),
     (["--num-blocks", "9", "--kv-cache-memory-bytes", "1MiB"], "excludes --num-blocks"),

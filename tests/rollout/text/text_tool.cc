@@ -1,7 +1,7 @@
 // The program of tests/interop/rollout/test_tokenizer.py and test_chat_templates.py: a request in
 // JSON on each line of standard input, an answer in JSON on each line of standard output.
 //
-//   {"op": "encode", "tokenizer": FILE, "texts": [...]}
+//   {"op": "encode", "tokenizer": FILE or folder, "texts": [...]}
 //     -> {"ids": [[...]], "plain": [[...]]}, plain: without special tokens
 //   {"op": "encode_bytes", "tokenizer": FILE, "hex": H}
 //     -> {"ids": [...]} of bytes that need not be UTF-8
@@ -24,6 +24,7 @@
 // An Error is answered by {"error": message}.
 #include <fmt/format.h>
 
+#include <filesystem>
 #include <iostream>
 #include <map>
 #include <memory>
@@ -51,6 +52,7 @@ const Tokenizer& tokenizer_of(const ordered_json& request) {
   static std::map<std::string, std::unique_ptr<Tokenizer>> known;
   const auto path = request.at("tokenizer").get<std::string>();
   auto& tokenizer = known[path];
+  if (!tokenizer && std::filesystem::is_directory(path)) tokenizer = Tokenizer::from_folder(path);
   if (!tokenizer) tokenizer = std::make_unique<Tokenizer>(distckpt::read_text(path), path);
   return *tokenizer;
 }

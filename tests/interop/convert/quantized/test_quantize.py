@@ -10,11 +10,13 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+from transformers.quantizers.quantizer_finegrained_fp8 import FineGrainedFP8HfQuantizer
 
 from support import DATA, refuse, run_ok
 
 BLOCK = 128
 SCALE, BLOCKS, SCALES = "_scale_inv", "_blocks", "_scales"
+STACKED = ("experts.gate_up_proj", "experts.down_proj")  # of all experts of a layer
 
 
 @pytest.fixture(scope="module")
@@ -187,6 +189,60 @@ def test_transformers_reads_what_was_quantised(work):  # it reads no ragged bloc
 
 def test_transformers_reads_experts_that_were_taken_apart(work):
     require_transformers_reads(make_qwen3_5_moe(work / "hf", 128), work)
+
+
+def make_qwen3_vl_moe(folder, orientation, width=128):
+    """Experts of each layer in one tensor: input channels by output channels on the hub, turned where transformers saves them."""
+    torch.manual_seed(3)
+    config = transformers.Qwen3VLMoeConfig.from_pretrained(DATA / "hf_qwen3_vl_moe/hf")
+    config.text_config.update({"hidden_size": 256, "head_dim": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4,
+                               "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": width})
+    config.text_config.rope_parameters["mrope_section"] = [12, 10, 10]
+    config.vision_config.out_hidden_size = 256
+    transformers.Qwen3VLMoeForConditionalGeneration(config).to(torch.bfloat16).save_pretrained(folder)
+    tensors = load_file(folder / "model.safetensors")
+    of_experts = [name for name in tensors if name.endswith(STACKED)]
+    assert {tuple(tensors[name].shape) for name in of_experts} == {(4, 2 * width, 256), (4, 256, width)}
+    if orientation == "hub":
+        save_file(tensors | {name: tensors[name].mT.contiguous() for name in of_experts}, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize("orientation", ["hub", "transformers"])
+def test_fp8_of_experts_that_stay_in_one_tensor(orientation, bridge, work, monkeypatch):
+    """Qwen3-VL's, with the scales of each expert's blocks beside them, turned as they are. transformers reads the scales where it keeps FP8, which
+    it does on a GPU; its modules are made here without one."""
+    plain = make_qwen3_vl_moe(work / "hf", orientation)
+    run_ok("convert", plain, work / "megatron", "--tp", 2, "--ep", 2, "--etp", 1)
+    for source, folder in ((plain, "fp8"), (work / "megatron", "from_megatron")):
+        run_ok("convert", source, work / folder, "--to", "hf", "--quantize", "fp8-block")
+    want, got, second = (tensors_of(work / folder) for folder in ("hf", "fp8", "from_megatron"))
+    assert set(got) == set(second) and all(torch.equal(got[n].view(torch.uint8), second[n].view(torch.uint8)) for n in got)
+    assert len([name for name in got if name.endswith(STACKED)]) == 2 * 2
+    for name in [name for name in got if name.endswith(STACKED)]:
+        for expert, weight in enumerate(want[name]):
+            elements, scales = bridge.quantize_fp8_e4m3fn_like_scale(weight, got[name + SCALE][expert], name=name)
+            assert torch.equal(got[name + SCALE][expert], scales), name
+            assert torch.equal(got[name][expert].view(torch.uint8), elements.view(torch.uint8)), name
+
+    run_ok("convert", work / "fp8", work / "bf16", "--to", "hf")
+    monkeypatch.setattr(FineGrainedFP8HfQuantizer, "validate_environment", lambda *arguments, **named: None)
+    read, info = transformers.Qwen3VLMoeForConditionalGeneration.from_pretrained(work / "fp8", dtype=torch.bfloat16, output_loading_info=True)
+    assert not any(info.values()), info
+    again = transformers.Qwen3VLMoeForConditionalGeneration.from_pretrained(work / "bf16", dtype=torch.bfloat16).state_dict()
+    read = read.state_dict()
+    assert set(again) == {name for name in read if not name.endswith(SCALE)}
+    for name, tensor in again.items():
+        stored = read[name]
+        if name + SCALE in read:
+            of_each = read[name + SCALE].repeat_interleave(BLOCK, -2).repeat_interleave(BLOCK, -1)
+            stored = (stored.float() * of_each[..., :stored.shape[-2], :stored.shape[-1]]).to(torch.bfloat16)
+        assert torch.equal(stored, tensor), name
+
+
+def test_fp8_of_experts_whose_gate_ends_within_a_block_is_refused(work):
+    refuse("convert", make_qwen3_vl_moe(work / "hf", "hub", 192), work / "no", "--to", "hf", "--quantize", "fp8-block",
+           words=["experts.gate_up_proj", "[4, 256, 384]", "192", "multiple of 128"])
 
 
 def require_mxfp4_of(plain, quantized, bridge):
