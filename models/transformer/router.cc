@@ -35,8 +35,10 @@ at::Tensor TopKRouter::limit_to_groups(const at::Tensor& scores,
 }
 
 bool TopKRouter::chooses_in_one_kernel(const at::Tensor& x) const {
-  return x.is_cuda() && setup_.alignment() == Alignment::kFast &&
-         !setup_.config.traits.moe_router_weights_in_fp32 && weight_.size(0) <= kMostChosenFrom;
+  return x.is_cuda() && !setup_.config.traits.moe_router_weights_in_fp32 &&
+         weight_.size(0) <= kMostChosenFrom &&
+         (setup_.alignment() == Alignment::kFast ||
+          chooses_as_aten(weight_.size(0), setup_.config.moe_router_topk, x.device()));
 }
 
 Routing TopKRouter::generate(const at::Tensor& x, const RouterChoice& choice) const {
@@ -79,13 +81,13 @@ Routing TopKRouter::route(const at::Tensor& x, const at::Tensor& given, bool gen
   if (!config.routes_in_fp32()) {  // Mixtral, Qwen2-MoE, Qwen3-MoE
     const bool normalize = !config.moe_router_pre_softmax;
     const bool one_kernel = generates && !replays && chooses_in_one_kernel(x);
-    if (one_kernel && few_routed_supported(x, weight_)) {
+    if (one_kernel && setup_.alignment() == Alignment::kFast && few_routed_supported(x, weight_)) {
       auto [experts, weights] = route_few(x, weight_, topk, normalize);
       return {.experts = experts, .weights = weights};
     }
     routing.logits = linear(x, weight_, {}, setup_.alignment());
     if (one_kernel) {
-      auto [experts, weights] = choose_experts(routing.logits, topk, normalize);
+      auto [experts, weights] = choose_experts(routing.logits, topk, normalize, setup_.alignment());
       return {.experts = experts, .weights = weights, .logits = routing.logits};
     }
     const auto scores = at::softmax(routing.logits, -1, at::kFloat);

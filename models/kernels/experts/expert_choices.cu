@@ -235,12 +235,19 @@ void by_width_and_weight(
 
 // A warp chooses for one token.
 template <typename T>
-__global__ void choose(
-    const T* logits, std::int64_t* experts, T* weights, ChoicesShape shape, bool normalize) {
+__global__ void choose(const T* logits,
+                       std::int64_t* experts,
+                       T* weights,
+                       ChoicesShape shape,
+                       bool normalize,
+                       bool as_aten) {
   const std::int64_t token = static_cast<std::int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
   release_dependents();
   wait_for_inputs();
-  if (token < shape.tokens)
+  if (token >= shape.tokens) return;
+  if (as_aten)
+    choose_for<kMostOfLane, true>(token, logits, experts, weights, shape, normalize);
+  else
     choose_for<kMostOfLane>(token, logits, experts, weights, shape, normalize);
 }
 
@@ -373,6 +380,7 @@ cudaError_t choose_experts(const void* logits,
                            void* weights,
                            ChoicesShape shape,
                            bool normalize,
+                           bool as_aten,
                            Element element,
                            cudaStream_t stream) {
   constexpr unsigned kTokens = 4;  // of a block
@@ -382,7 +390,7 @@ cudaError_t choose_experts(const void* logits,
     const auto blocks = static_cast<unsigned>(ceil_div(shape.tokens, kTokens));
     (void)launch_dependent(choose<T>, blocks, dim3(kLanes, kTokens), 0, stream,
                            static_cast<const T*>(logits), experts, static_cast<T*>(weights), shape,
-                           normalize);
+                           normalize, as_aten);
   });
 }
 

@@ -75,6 +75,7 @@ cudaError_t choose_experts(const void* logits,
                            void* weights,
                            ChoicesShape shape,
                            bool normalize,
+                           bool as_aten,  // equal ones in the order of ATen's topk()
                            Element element,
                            cudaStream_t stream);
 

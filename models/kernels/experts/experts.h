@@ -104,9 +104,17 @@ struct ChosenExperts {
   at::Tensor weights{};  // [tokens, topk]: probabilities, of the logits' dtype
 };
 // Softmax of logits [tokens, experts] in fp32, topk of it, each divided by their sum if
-// `normalize`. bf16 or fp32 on a GPU, at most kMostChosenFrom experts. Not differentiable.
+// `normalize`. bf16 or fp32 on a GPU, at most kMostChosenFrom experts. kBitwise: with the bits and,
+// among equal ones, the order of ATen's softmax(), topk(), sum() and division. Not differentiable.
 inline constexpr std::int64_t kMostChosenFrom = 512;
-ChosenExperts choose_experts(const at::Tensor& logits, std::int64_t topk, bool normalize);
+ChosenExperts choose_experts(const at::Tensor& logits,
+                             std::int64_t topk,
+                             bool normalize,
+                             Alignment alignment);
+
+// True if choose_experts() does so in kBitwise: compared once for a number of experts and choices,
+// outside of CUDA graphs.
+bool chooses_as_aten(std::int64_t experts, std::int64_t topk, at::Device device);
 
 // choose_experts() of x [tokens, hidden] times weight [experts, hidden], both bf16 on a GPU, in one
 // kernel, for at most kMostFewTokens tokens. Not differentiable.

@@ -25,7 +25,10 @@ ChoiceGradients combine_choices_backward_cuda(
     const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&) {
   no_cuda();
 }
-ChosenExperts choose_experts(const at::Tensor&, std::int64_t, bool) {
+bool chooses_as_aten(std::int64_t, std::int64_t, at::Device) {
+  return false;
+}
+ChosenExperts choose_experts(const at::Tensor&, std::int64_t, bool, Alignment) {
   no_cuda();
 }
 bool few_routed_supported(const at::Tensor&, const at::Tensor&) {

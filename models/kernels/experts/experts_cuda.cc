@@ -183,7 +183,27 @@ ChoiceGradients combine_choices_backward_cuda(const at::Tensor& grads,
   return gradients;
 }
 
-ChosenExperts choose_experts(const at::Tensor& logits, std::int64_t topk, bool normalize) {
+bool chooses_as_aten(std::int64_t experts, std::int64_t topk, at::Device device) {
+  if (experts > kMostChosenFrom || topk > experts) return false;
+  static std::mutex mutex;
+  static std::map<std::tuple<int, std::int64_t, std::int64_t>, bool> known;
+  const std::lock_guard lock(mutex);
+  const auto [found, is_new] = known.try_emplace({device.index(), experts, topk}, false);
+  if (!is_new) return found->second;
+  // Half of the logits have few values, so that many are equal; in fp32 every rounding shows.
+  auto logits = at::randn({1024, experts}, at::TensorOptions(device).dtype(at::kFloat));
+  logits.narrow(0, 0, 512).mul_(2).round_();
+  const auto chosen = choose_experts(logits, topk, /*normalize=*/true, Alignment::kBitwise);
+  const auto [best, which] = at::topk(at::softmax(logits, -1), topk, -1);
+  found->second = at::equal(chosen.experts, which) &&
+                  at::equal(chosen.weights, best / best.sum(-1, /*keepdim=*/true));
+  return found->second;
+}
+
+ChosenExperts choose_experts(const at::Tensor& logits,
+                             std::int64_t topk,
+                             bool normalize,
+                             Alignment alignment) {
   const c10::cuda::CUDAGuard device(logits.device());
   const auto in = logits.contiguous();
   ChosenExperts chosen{
@@ -193,8 +213,8 @@ ChosenExperts choose_experts(const at::Tensor& logits, std::int64_t topk, bool n
   if (in.size(0) == 0) return chosen;
   check(launch::choose_experts(in.const_data_ptr(), chosen.experts.mutable_data_ptr<std::int64_t>(),
                                chosen.weights.mutable_data_ptr(),
-                               shape_of(chosen.experts, in.size(1)), normalize, expert_element(in),
-                               stream()));
+                               shape_of(chosen.experts, in.size(1)), normalize,
+                               alignment == Alignment::kBitwise, expert_element(in), stream()));
   return chosen;
 }
 

@@ -56,7 +56,7 @@ void run(std::int64_t experts,
   for (const std::int64_t tokens : {1, 2, 4, 8, 16, 32, 64, 256, 1024, 4096}) {
     const auto x = at::randn({tokens, hidden}, like);
     const auto logits = at::randn({tokens, experts}, like);
-    const auto chosen = choose_experts(logits, topk, true);
+    const auto chosen = choose_experts(logits, topk, true, Alignment::kFast);
     const auto choices = chosen.experts.reshape({-1});
     const auto places = expert_order(choices, {0, experts});
     const auto rows = x.index_select(0, at::div(places.order, topk, "trunc"));
@@ -90,8 +90,9 @@ void run(std::int64_t experts,
     fmt::print(
         "{:6} {:7.1f} {:7.1f} {:7.1f} {:7.1f} {:7.1f} {:8.0f} {:7.1f} {:8.1f} {:8.1f} {:8.0f} "
         "{:8.1f}\n",
-        tokens, microseconds([&] { choose_experts(at::linear(x, router), topk, true); }), routed,
-        microseconds([&] {
+        tokens,
+        microseconds([&] { choose_experts(at::linear(x, router), topk, true, Alignment::kFast); }),
+        routed, microseconds([&] {
           expert_order(choices, {0, experts});
         }),
         microseconds([&] { x.index_select(0, at::div(places.order, topk, "trunc")); }), few,

@@ -270,7 +270,7 @@ TEST_F(ExpertKernels, ChooseTheMostProbable) {
     for (const std::int64_t experts : {8, 60, 128, 512}) {
       for (const bool normalize : {false, true}) {
         const auto logits = random({333, experts}, dtype);
-        const auto chosen = choose_experts(logits, 8, normalize);
+        const auto chosen = choose_experts(logits, 8, normalize, Alignment::kFast);
         const auto scores = at::softmax(logits, -1, at::kFloat);
         const auto [best, which] = at::sort(scores, /*stable=*/true, -1, /*descending=*/true);
         EXPECT_TRUE(at::equal(chosen.experts, which.narrow(1, 0, 8)));
@@ -278,6 +278,34 @@ TEST_F(ExpertKernels, ChooseTheMostProbable) {
         if (normalize) weights = weights / weights.sum(-1, true);
         EXPECT_TRUE(at::allclose(chosen.weights.to(at::kFloat), weights.to(dtype).to(at::kFloat),
                                  dtype == at::kFloat ? 1e-6 : 1e-2, 1e-7));
+      }
+    }
+  }
+}
+
+// Logits of few values, of which many are equal, and others; ATen on the whole batch.
+TEST_F(ExpertKernels, ChooseAsAtenDoesInBitwise) {
+  for (const auto dtype : {at::kBFloat16, at::kFloat}) {
+    for (const std::int64_t experts : {8, 16, 60, 64, 128, 160, 256, 384, 512}) {
+      for (const std::int64_t topk : {1, 2, 3, 4, 6, 7, 8}) {
+        for (const bool few_values : {true, false}) {
+          auto logits = random({777, experts}, dtype);
+          if (few_values) logits = at::round(logits * 2);
+          const auto [best, which] = at::topk(at::softmax(logits, -1, at::kFloat), topk, -1);
+          for (const bool normalize : {false, true}) {
+            const auto name = fmt::format("{} of {}, few values {}, normalized {}", topk, experts,
+                                          few_values, normalize);
+            const auto weights =
+                (normalize ? best / best.sum(-1, /*keepdim=*/true) : best).to(dtype);
+            const auto chosen = choose_experts(logits, topk, normalize, Alignment::kBitwise);
+            EXPECT_TRUE(at::equal(chosen.experts, which)) << name;
+            EXPECT_TRUE(same_bytes(chosen.weights, weights)) << name;
+            const auto of_few =
+                choose_experts(logits.narrow(0, 5, 3), topk, normalize, Alignment::kBitwise);
+            EXPECT_TRUE(at::equal(of_few.experts, which.narrow(0, 5, 3))) << name;
+          }
+          EXPECT_TRUE(chooses_as_aten(experts, topk, logits.device())) << topk << " of " << experts;
+        }
       }
     }
   }
@@ -429,7 +457,7 @@ TEST_F(ExpertKernels, RouteFewTokensInOneKernel) {
     for (const bool normalize : {false, true}) {
       const auto found = route_few(x, weight, 8, normalize);
       const auto logits = at::linear(x.to(at::kFloat), weight.to(at::kFloat)).to(at::kBFloat16);
-      const auto expected = choose_experts(logits, 8, normalize);
+      const auto expected = choose_experts(logits, 8, normalize, Alignment::kFast);
       const auto of_found = logits.gather(1, found.experts).to(at::kFloat);
       const auto of_expected = logits.gather(1, expected.experts).to(at::kFloat);
       EXPECT_TRUE(at::allclose(of_found, of_expected, 0.01, 0.01)) << num_experts;
