@@ -161,7 +161,7 @@ class PeftOpener {
   void group_entries() {
     for (const auto& entry : stored_.layout.tensors()) {
       const auto key = settings_.parse_key(entry.name, source_);
-      if (!key.is_factor()) {
+      if (!key.is_factor() || is_tied_head(key)) {
         keep(key, entry);
         continue;
       }
@@ -185,8 +185,15 @@ class PeftOpener {
             modules_.size());
   }
 
-  // DoRA's magnitudes, what is changed of an embedding, and tensors that were trained whole go
-  // along as they are.
+  // True of the output layer of a model that has none but its embedding.
+  bool is_tied_head(const AdapterKey& key) const {
+    const auto found = names_.find(key.module + std::string(kWeightEnd));
+    return base_.config.is_tied() && found.is_copy &&
+           !is_prediction_tensor(base_.config, found.name);
+  }
+
+  // DoRA's magnitudes, what is changed of an embedding, as an output layer too, and tensors that
+  // were trained whole go along as they are.
   void keep(const AdapterKey& key, const TensorLayout& entry) {
     require(!options_.megatron_tp, ErrorKind::kLayout,
             "{}: {}: is no factor of a linear layer of the language model; of an adapter of "

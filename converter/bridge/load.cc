@@ -56,7 +56,7 @@ class LoadPlanner {
     const auto config = options_.config.value_or(own.config);
     auto other = options_.vision_tower  ? make_vision_map(config)
                  : config == own.config ? ModelMap{}
-                                        : make_model_map(config);
+                                        : make_model_map(config, spelling_of(own));
     const bool trains_tower = !options_.vision_tower && holds_tower(mesh_.layout);
     if (trains_tower != own.trains_tower && other.family == nullptr) other = own;
     if (other.family != nullptr) other.trains_tower = trains_tower;
@@ -220,6 +220,14 @@ class AmendedTensors {
 };
 
 }  // namespace
+
+FindTensor spelling_of(const ModelMap& map) {
+  return [&map](const std::string& name) -> std::optional<distckpt::Shape> {
+    const auto found = map.index.find(name);
+    if (found == map.index.end()) return std::nullopt;
+    return map.tensors[found->second].shape;
+  };
+}
 
 TransformerConfig with_value_head(TransformerConfig config) {
   if (config.head != Head::kLanguageModel) return config;

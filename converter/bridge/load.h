@@ -52,6 +52,10 @@ struct LoadOptions {
 // layers: one value for each token. A model that ends in scores stays what it is.
 models::TransformerConfig with_value_head(models::TransformerConfig config);
 
+// Names and shapes of a map's tensors, for the map of another configuration of the same model: they
+// follow from files where the configuration leaves them open. `map` outlives it.
+FindTensor spelling_of(const ModelMap& map);
+
 struct LoadPlan {
   distckpt::CopyPlan copy{};  // this rank's part
   // Tensors of the checkpoint that the model lacks, a vision tower's among them.

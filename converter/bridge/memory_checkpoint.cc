@@ -13,6 +13,10 @@
 namespace ferry::converter {
 namespace {
 
+bool lists(const distckpt::SafetensorsEntry& entry, const distckpt::ModelTensor& tensor) {
+  return entry.dtype == tensor.dtype && entry.shape == tensor.shape;
+}
+
 // A Hugging Face file's header lists what the model still has, as it has it.
 bool fits(const distckpt::SafetensorsHeader& header, const Checkpoint& model) {
   return std::ranges::all_of(header.entries, [&](const distckpt::SafetensorsEntry& entry) {
@@ -20,10 +24,10 @@ bool fits(const distckpt::SafetensorsHeader& header, const Checkpoint& model) {
     const auto at = copy != model.map.copies.end() ? copy : model.map.index.find(entry.name);
     if (model.map.is_carried(entry.name)) {
       return std::ranges::any_of(model.tensors, [&](const distckpt::ModelTensor& tensor) {
-        return tensor.name == entry.name && tensor.dtype == entry.dtype;
+        return lists(entry, tensor) && tensor.name == entry.name;
       });
     }
-    return at != model.map.index.end() && model.tensors[at->second].dtype == entry.dtype;
+    return at != model.map.index.end() && lists(entry, model.tensors[at->second]);
   });
 }
 

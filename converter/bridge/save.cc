@@ -94,7 +94,9 @@ void check_padding(const Checkpoint& model, const models::ParallelConfig& parall
 // The memory of the ranks as the source of a plan, as open() describes files.
 Checkpoint describe_mesh(const MeshLayout& mesh, const SaveOptions& options) {
   Checkpoint model{.megatron_names = true,
-                   .map = make_model_map(options.config),
+                   .map = options.origin != nullptr
+                              ? make_model_map(options.config, spelling_of(options.origin->map))
+                              : make_model_map(options.config),
                    .tensors = {},
                    .layout = mesh.layout};
   model.map.trains_tower = holds_tower(mesh.layout);

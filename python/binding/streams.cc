@@ -68,7 +68,11 @@ ordered_json describe_json(const Checkpoint& checkpoint) {
       {"iteration", checkpoint.location.iteration
                         ? ordered_json(iteration_text(*checkpoint.location.iteration))
                         : ordered_json(nullptr)},
+      // A root of several, and not the folder of this one, for which open() takes no iteration.
+      {"is_chosen", checkpoint.location.iteration.has_value() &&
+                        !converter::holds_checkpoint(checkpoint.location.root)},
       {"family", checkpoint.map.config.family},
+      {"vocab_size", checkpoint.map.config.vocab_size},
       {"config", nullptr},
       {"files", ordered_json::array()},
       {"args", args ? converter::plain_args(*args) : ordered_json(nullptr)},

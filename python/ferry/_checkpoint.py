@@ -42,7 +42,7 @@ class TensorInfo:
 class Checkpoint:
     """A checkpoint that lies somewhere, in any format and layout. Headers were read, tensors were not; they are read when they are asked for.
 
-    It may be pickled: whoever unpickles it opens the same path anew. After fork both processes may read it, but an iterator over its tensors belongs to the
+    It may be pickled: whoever unpickles it opens the same path and iteration anew. After fork both processes may read it, but an iterator over its tensors belongs to the
     process that began it.
 
     Attributes:
@@ -68,7 +68,10 @@ class Checkpoint:
         found = json.loads(_ferry.describe(handle))
         self.path = os.fsdecode(bytes(found["path"]))
         self.format, self.iteration, self.family = found["format"], found["iteration"], found["family"]
+        if found["is_chosen"]:  # by a tracker, perhaps, which may name another one later
+            self._options = {**options, "iteration": self.iteration}
         self.config = None if found["config"] is None else json.loads(found["config"])
+        self._vocab_size: int = found["vocab_size"]
         self.args, self.files = found["args"], found["files"]
         self._bridge_layout: str = found["bridge_layout"]
         self._run_config_problem: Optional[str] = found["run_config_problem"]
@@ -234,12 +237,32 @@ def open(path: Path, *, iteration: Union[int, str, None] = None, hf_config: Opti
     Raises:
         Error: for everything that is not exactly what the configuration says: tensors that are missing, surplus or of another shape are named
     """
-    folder = os.fspath(path)
-    if os.path.exists(folder):  # read again later, wherever the process is then
-        folder = os.path.abspath(folder)
-    options = dict(path=folder, iteration=None if iteration is None else str(iteration), keep_quantized=keep_quantized,
-                   hf_config=None if hf_config is None else os.fspath(hf_config))
+    options = dict(path=_placed(path), iteration=None if iteration is None else str(iteration), keep_quantized=keep_quantized,
+                   hf_config=None if hf_config is None else _placed(hf_config))
     return Checkpoint(_ferry.open_checkpoint(plain(dict(options))), options)
+
+
+def _placed(path: Path) -> Any:
+    """-> the path, absolute if it is one of this machine: it is read again later, wherever the process is then"""
+    folder = os.fspath(path)
+    return os.path.abspath(folder) if os.path.exists(folder) else folder
+
+
+def opened(checkpoint: Union[Checkpoint, Path], *, iteration: Union[int, str, None] = None, hf_config: Optional[Path] = None,
+           keep_quantized: bool = False) -> Checkpoint:
+    """-> the checkpoint, opened if it is not
+
+    Raises:
+        Error: "usage" for an option of open() that an opened one was not opened with, and as open() does
+    """
+    if not isinstance(checkpoint, Checkpoint):
+        return open(checkpoint, iteration=iteration, hf_config=hf_config, keep_quantized=keep_quantized)
+    given: Dict[str, Any] = {"iteration": None if iteration is None else str(iteration), "hf_config": None if hf_config is None else _placed(hf_config),
+                             "keep_quantized": keep_quantized}
+    for name, value in given.items():
+        if value and value not in (checkpoint._options[name], checkpoint.iteration if name == "iteration" else None):
+            raise Error("usage", f"{name}={value}: has no effect on a checkpoint that is open already", [], "ferry.open() takes it")
+    return checkpoint
 
 
 def _open_again(options: Dict[str, Any]) -> Checkpoint:

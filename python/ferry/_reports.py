@@ -125,7 +125,7 @@ class Difference:
 
     Attributes:
         elements, changed: their numbers
-        relative_difference: difference_norm / left_norm
+        relative_difference: difference_norm / left_norm; None where that is no finite number
         max_difference, max_ulps: of finite elements; None if there are none
         ulps: number of elements by distance: {"0": 12, "3-4": 1}
         nans, infinities: of left and right
@@ -137,7 +137,7 @@ class Difference:
     left_norm: float
     right_norm: float
     difference_norm: float
-    relative_difference: float
+    relative_difference: Optional[float]
     max_difference: Optional[float]
     max_ulps: Optional[int]
     ulps: Dict[str, int]
@@ -241,7 +241,8 @@ class AdapterReport:
 
     Attributes:
         source, target: folders; the target's is the one that was published
-        source_form, target_form: "PEFT", "verl" or "Megatron-Bridge"
+        source_form: "PEFT", "verl" or "Megatron-Bridge"
+        target_form: one of these, or "vLLM, SGLang"
         canonical: of Megatron-Bridge's form: its CanonicalLoRA, else its LoRA
         factors: tensors, in PEFT's terms
         proved: each factor, re-read from the published files, has the digest of what was copied

@@ -7,7 +7,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, Dict, Generic, Iterator, List, Literal, Optional, Tuple, TypeVar, Union, cast, overload
 
 from ._arguments import Iteration, Path
-from ._checkpoint import Checkpoint, TensorInfo, open
+from ._checkpoint import Checkpoint, TensorInfo, opened
 from ._errors import Error
 from ._reports import inspect
 from ._tensor import Tensor, item_size
@@ -156,7 +156,7 @@ class safe_open(Generic[Given]):
         framework: "pt" for tensors of torch, "np" for arrays of NumPy (bf16 by the package ml_dtypes)
         device: of torch, where tensors go
         backend: has no effect; safetensors has it
-        iteration, hf_config, keep_quantized: as in open()
+        iteration, hf_config, keep_quantized: as in open(); of an opened Checkpoint no others than it was opened with
 
     Raises:
         Error: as open() does; "usage" for another framework, or when it is used after it was left
@@ -181,10 +181,10 @@ class safe_open(Generic[Given]):
         if _FRAMEWORKS[framework] == "np" and device != "cpu":
             raise Error("usage", f"device={device}: an array of NumPy is on the host")
         self._framework, self._device = _FRAMEWORKS[framework], device
-        opened = filename if isinstance(filename, Checkpoint) else open(filename, iteration=iteration, hf_config=hf_config, keep_quantized=keep_quantized)
-        self._checkpoint: Optional[Checkpoint] = opened
-        self._infos = {info.name: info for info in opened.infos()}
-        self._window: Optional[_Window] = _Window(opened, self._infos)
+        checkpoint = opened(filename, iteration=iteration, hf_config=hf_config, keep_quantized=keep_quantized)
+        self._checkpoint: Optional[Checkpoint] = checkpoint
+        self._infos = {info.name: info for info in checkpoint.infos()}
+        self._window: Optional[_Window] = _Window(checkpoint, self._infos)
 
     def __enter__(self) -> "safe_open[Given]":
         return self
@@ -277,5 +277,5 @@ def load_file(filename: Union[Path, Checkpoint], device: Union[str, int] = "cpu"
     Returns:
         {Hugging Face name: tensor [*shape]} of the whole model
     """
-    with safe_open(filename, framework, device, iteration=iteration, hf_config=hf_config, keep_quantized=keep_quantized) as opened:
-        return opened.get_tensors()
+    with safe_open(filename, framework, device, iteration=iteration, hf_config=hf_config, keep_quantized=keep_quantized) as opened_file:
+        return opened_file.get_tensors()

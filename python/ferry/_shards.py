@@ -7,7 +7,7 @@ from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Seque
 
 from . import _ferry
 from ._arguments import Dtype, Iteration, Path, Size, plain, require_folder
-from ._checkpoint import Checkpoint, open
+from ._checkpoint import Checkpoint, opened
 from ._errors import Error
 from ._progress import Progress, reporting
 from ._reports import ConvertReport, convert_report
@@ -162,10 +162,6 @@ def _ranks(group: Any) -> Tuple[Dict[str, int], Any]:
     return {"rank": distributed.get_rank(group), "size": size}, gather
 
 
-def _opened(checkpoint: Union[Checkpoint, Path], hf_config: Optional[Path] = None) -> Checkpoint:
-    return checkpoint if isinstance(checkpoint, Checkpoint) else open(checkpoint, hf_config=hf_config)
-
-
 def load_into(checkpoint: Union[Checkpoint, Path], sharded_state_dict: Mapping[str, Any], *, hf_config: Optional[Path] = None, round: bool = False,
               group: Any = None, threads: int = 0, max_memory: Size = "192MiB", progress: Progress = None) -> LoadReport:
     """Fills the shards of a megatron-core model, on any mesh, from a checkpoint of any format. Each rank reads its own boxes straight from the files.
@@ -189,7 +185,7 @@ def load_into(checkpoint: Union[Checkpoint, Path], sharded_state_dict: Mapping[s
     place, gather = _ranks(group)
     options = plain(dict(shards=shards.shards, round=round, threads=threads, max_memory=max_memory, **place))
     with reporting(progress) as callback:
-        report = LoadReport(**json.loads(_ferry.load_shards(_opened(checkpoint, hf_config)._handle, options, gather, callback)))
+        report = LoadReport(**json.loads(_ferry.load_shards(opened(checkpoint, hf_config=hf_config)._handle, options, gather, callback)))
     shards.to_devices()
     return report
 
@@ -231,12 +227,12 @@ def save_from(path: Path, sharded_state_dict: Mapping[str, Any], *, like: Union[
     shards = _Shards(sharded_state_dict)
     shards.from_devices()
     place, gather = _ranks(group)
-    origin = _opened(like)
+    origin = opened(like)
     mesh = _mesh(dict(tp=tp, pp=pp, ep=ep, etp=etp, vpp=vpp))
     tensor_ranks = mesh["tp"] or 1
     if make_vocab_size_divisible_by is None:
         make_vocab_size_divisible_by = 128
-        vocabulary = (origin.config or {}).get("vocab_size")
+        vocabulary = origin._vocab_size
         rows = [shard["global_shape"][-2] for shard in shards.shards
                 if shard["key"].endswith(("word_embeddings.weight", "output_layer.weight")) and len(shard["global_shape"]) > 1]
         step = 128 * tensor_ranks
@@ -301,7 +297,7 @@ def save(path: Path, tensors: Union[Mapping[str, Any], Iterable[Tuple[str, Any]]
         Error: "layout" naming a tensor that is missing, surplus or of another shape; then nothing was published
     """
     options = {name: value for name, value in locals().items() if name not in ("path", "tensors", "like", "progress")}
-    origin = _opened(like)
+    origin = opened(like)
     known = {info.name for info in origin.infos()}
     pairs = list(tensors.items() if isinstance(tensors, Mapping) else tensors)
     given = {_memory(tensor) for name, tensor in pairs if name in known}

@@ -64,7 +64,10 @@ class LiteralParser {
       into = integer;
     } else if (const auto [real_stopped, real_error] = std::from_chars(rest_.data(), end, real);
                real_error == std::errc() && real_stopped == end) {
-      into = real;
+      const auto token = rest_.substr(0, size);
+      const bool is_integer = token.find_first_not_of("-0123456789") == token.npos &&
+                              !token.starts_with('0') && !token.starts_with("-0");
+      into = is_integer ? wide_integer(token) : ordered_json(real);
     } else {
       return false;
     }

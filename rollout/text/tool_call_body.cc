@@ -13,20 +13,15 @@ namespace {
 
 using nlohmann::ordered_json;
 
-// Bytes that are not UTF-8 become U+FFFD.
-std::string as_text(const ordered_json& value) {
-  return value.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
-}
-
 // {"name": ..., "arguments" or "parameters": {...}}
 bool read_object(const ordered_json& object, std::vector<ToolCall>& calls) {
   if (!object.is_object() || !object.contains("name") || !object["name"].is_string()) return false;
   for (const char* key : {"arguments", "parameters"}) {
     if (!object.contains(key)) continue;
     auto arguments = object[key];
-    if (arguments.is_string()) arguments = parse_shallow_json(arguments.get<std::string>());
+    if (arguments.is_string()) arguments = parse_exact_json(arguments.get<std::string>());
     if (!arguments.is_object()) return false;
-    calls.push_back({object["name"].get<std::string>(), as_text(arguments)});
+    calls.push_back({object["name"].get<std::string>(), json_text(arguments)});
     return true;
   }
   calls.push_back({object["name"].get<std::string>(), "{}"});
@@ -107,8 +102,12 @@ bool read_kimi_call(std::string_view body, std::vector<ToolCall>& calls) {
   return true;
 }
 
+bool is_integer(const ordered_json& value) {
+  return value.is_number_integer() || is_wide_integer(value);
+}
+
 std::string type_of(const ordered_json& value) {
-  if (value.is_number_integer()) return "integer";
+  if (is_integer(value)) return "integer";
   return value.is_number() ? "number" : value.type_name();
 }
 
@@ -144,8 +143,8 @@ std::optional<ordered_json> as_one_of(const std::set<std::string>& types,
   const bool may_be_string = types.contains("string");
   if ((types.contains("null") || !may_be_string) && is_one_of({"null", "none", "nil"}))
     return nullptr;
-  if (types.contains("integer") && parsed.is_number_integer()) return parsed;
-  if (types.contains("number") && parsed.is_number()) return parsed;
+  if (types.contains("integer") && is_integer(parsed)) return parsed;
+  if (types.contains("number") && (parsed.is_number() || is_integer(parsed))) return parsed;
   if (types.contains("boolean") && is_one_of({"true", "1", "yes", "on"})) return true;
   if (types.contains("boolean") && is_one_of({"false", "0", "no", "off"})) return false;
   if (types.contains("object") && parsed.is_object()) return parsed;
@@ -163,8 +162,8 @@ std::size_t beginning_at_end(std::string_view text, std::string_view marker) {
 }
 
 std::optional<std::string> object_text(std::string_view text) {
-  const auto object = parse_shallow_json(trimmed(text));
-  return object.is_object() ? std::optional(as_text(object)) : std::nullopt;
+  const auto object = parse_exact_json(trimmed(text));
+  return object.is_object() ? std::optional(json_text(object)) : std::nullopt;
 }
 
 bool ToolCallBody::read(std::string_view body, Calls& calls) const {
@@ -191,7 +190,7 @@ bool ToolCallBody::read(std::string_view body, Calls& calls) const {
   }
   if (body.starts_with("<function=")) return read_function_tag(body, calls);
   if (!body.starts_with('{')) return read_arg_keys(body, calls);
-  return read_object(parse_shallow_json(body), calls);
+  return read_object(parse_exact_json(body), calls);
 }
 
 bool ToolCallBody::read_json_calls(std::string_view text, Calls& calls) {
@@ -199,11 +198,11 @@ bool ToolCallBody::read_json_calls(std::string_view text, Calls& calls) {
   Calls found;
   while (!(text = trimmed(text)).empty()) {
     auto end = text.size();
-    auto object = parse_shallow_json(text);
+    auto object = parse_exact_json(text);
     // A semicolon may stand in a string: the first one before which there is an object counts.
     for (auto at = text.find(';'); object.is_discarded() && at != std::string_view::npos;
          at = text.find(';', at + 1)) {
-      object = parse_shallow_json(text.substr(0, at));
+      object = parse_exact_json(text.substr(0, at));
       end = at + 1;
     }
     if (!read_object(object, found)) return false;
@@ -225,7 +224,7 @@ bool ToolCallBody::read_function_tag(std::string_view body, Calls& calls) const 
     body.remove_prefix(end);
     arguments[std::string(*key)] = argument(call.name, std::string(*key), value);
   }
-  call.arguments = as_text(arguments);
+  call.arguments = json_text(arguments);
   calls.push_back(std::move(call));
   return true;
 }
@@ -255,7 +254,7 @@ bool ToolCallBody::read_arg_keys(std::string_view body, Calls& calls) const {
     const std::string name(trimmed(*key));
     arguments[name] = argument(call.name, name, *value);
   }
-  call.arguments = as_text(arguments);
+  call.arguments = json_text(arguments);
   calls.push_back(std::move(call));
   return true;
 }
@@ -294,7 +293,7 @@ bool ToolCallBody::read_invoke(std::string_view& body,
     arguments[std::string(*key)] = is_text ? ordered_json(std::string(*value))
                                            : argument(call.name, std::string(*key), *value);
   }
-  call.arguments = as_text(arguments);
+  call.arguments = json_text(arguments);
   return true;
 }
 
@@ -321,7 +320,7 @@ ordered_json ToolCallBody::argument(const std::string& tool,
                            ? schema.value("type", ordered_json()) == "string"
                            : format_ == ToolFormat::kMiniMaxM2 || format_ == ToolFormat::kSeedOss;
   if (is_text) return std::string(text);
-  auto parsed = parse_shallow_json(text);
+  auto parsed = parse_exact_json(text);
   std::set<std::string> types;
   gather_types(schema, types);
   // Templates of Seed-OSS write lists and objects as Python does.

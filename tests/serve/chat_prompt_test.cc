@@ -72,5 +72,27 @@ TEST(ChatPrompt, APartOfTextHasText) {
   EXPECT_EQ(error_of("", R"([{"type": "refusal"}])"), "messages.0.content.refusal: is missing");
 }
 
+// A template would write another number: those of 64 bits alone have all their digits.
+TEST(ChatPrompt, HasNoIntegerOfMoreThan64Bits) {
+  const std::string digits = "18446744073709551616";
+  EXPECT_EQ(
+      error_of(R"(, "tools": [{"type": "function", "function": {"name": "f", "parameters": {
+                         "properties": {"x": {"maximum": )" +
+               digits + "}}}}}]"),
+      "tools.0.function.parameters.properties.x.maximum: " + digits + " has more than 64 bits");
+  EXPECT_EQ(error_of(R"(, "chat_template_kwargs": {"x": [)" + digits + "]}"),
+            "chat_template_kwargs.x.0: " + digits + " has more than 64 bits");
+  const auto call = [&](const std::string& arguments) {
+    return error_of(
+        "", R"("", "tool_calls": [{"function": {"name": "f", "arguments": )" + arguments + "}}]");
+  };
+  EXPECT_EQ(call("{\"a\": " + digits + "}"),
+            "messages.0.tool_calls.0.function.arguments.a: " + digits + " has more than 64 bits");
+  EXPECT_EQ(call(R"("{\"a\": {\"b\": )" + digits + R"(}}")"),
+            "messages.0.tool_calls.0.function.arguments.a.b: " + digits + " has more than 64 bits");
+  EXPECT_EQ(call(R"("{\"a\": 9223372036854775807}")"), "");
+  EXPECT_EQ(error_of(R"(, "user": )" + digits), "");
+}
+
 }  // namespace chat_prompt_test
 }  // namespace ferry::serve

@@ -38,6 +38,21 @@ def _refuse_places(options: Dict[str, Any]) -> None:
         options.pop(name, None)
 
 
+def _configured(folder: str, options: Dict[str, Any]) -> Any:
+    """-> the configuration of a folder with what the options say of it, which are taken out, as transformers' Auto classes do (auto_factory.py)"""
+    import transformers
+    of_model: Dict[str, Any] = {name: options.pop(name) for name in ("trust_remote_code", "quantization_config") if name in options}
+    for name in ("dtype", "torch_dtype"):
+        if name in options:  # the configuration says it, and the model's own class asks for it again
+            of_model[name] = options[name]
+            if options[name] == "auto":
+                del options[name]
+    config, unused = transformers.AutoConfig.from_pretrained(folder, return_unused_kwargs=True, **options)
+    options.clear()
+    options.update(unused, **of_model)
+    return config
+
+
 def from_pretrained(path: Union[Path, Checkpoint], *model_args: Any, auto_class: Any = None, config: Any = None, iteration: Iteration = None,
                     hf_config: Optional[Path] = None, keep_quantized: bool = False, **kwargs: Any) -> Any:
     """Loads a checkpoint of any format into a model of transformers, as AutoModelForCausalLM.from_pretrained loads a Hugging Face folder.
@@ -46,7 +61,8 @@ def from_pretrained(path: Union[Path, Checkpoint], *model_args: Any, auto_class:
 
     Args:
         path: a folder or address, as in ferry.open(), or an opened Checkpoint
-        model_args, kwargs: of transformers' from_pretrained: dtype, device_map, attn_implementation, ...; revision and subfolder are part of the address
+        model_args, kwargs: of transformers' from_pretrained: dtype, device_map, attn_implementation, num_labels and other fields of the configuration, ...;
+            revision and subfolder are part of the address
         auto_class: an Auto class or model class of transformers. Default: AutoModelForCausalLM
         config: a PreTrainedConfig. Default: of the checkpoint's config.json
         iteration, hf_config, keep_quantized: as in ferry.open()
@@ -60,10 +76,10 @@ def from_pretrained(path: Union[Path, Checkpoint], *model_args: Any, auto_class:
     import torch
     import transformers
     _refuse_places(kwargs)
-    checkpoint = path if isinstance(path, Checkpoint) else _checkpoint.open(path, iteration=iteration, hf_config=hf_config, keep_quantized=keep_quantized)
+    checkpoint = _checkpoint.opened(path, iteration=iteration, hf_config=hf_config, keep_quantized=keep_quantized)
     with carried_files(checkpoint) as folder:
         if config is None:
-            config = transformers.AutoConfig.from_pretrained(folder)
+            config = _configured(folder, kwargs)
         if "generation_config" not in kwargs and "generation_config.json" in checkpoint.files:
             kwargs["generation_config"] = transformers.GenerationConfig.from_pretrained(folder)
     if kwargs.get("dtype", "auto") == "auto" and kwargs.get("torch_dtype", "auto") == "auto" and getattr(config, "dtype", None) is None:
@@ -85,6 +101,8 @@ def load_tokenizer(path: Union[Path, Checkpoint], *, iteration: Iteration = None
     """-> the tokenizer of a checkpoint of any format, as AutoTokenizer.from_pretrained(**kwargs) makes it"""
     import transformers
     _refuse_places(kwargs)
-    checkpoint = path if isinstance(path, Checkpoint) else _checkpoint.open(path, iteration=iteration, hf_config=hf_config)
+    checkpoint = _checkpoint.opened(path, iteration=iteration, hf_config=hf_config)
     with carried_files(checkpoint) as folder:
-        return transformers.AutoTokenizer.from_pretrained(folder, **kwargs)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **kwargs)
+    tokenizer.name_or_path = checkpoint.path  # where its files are when it has been loaded
+    return tokenizer

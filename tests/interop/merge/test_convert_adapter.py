@@ -104,6 +104,22 @@ def test_fused_experts_are_grouped_experts(work):
     assert torch.equal(found, want) and (want - logits(work / "base")).abs().max() > 0.001
 
 
+def test_factors_of_an_output_layer_that_is_the_embedding_go_along(work):
+    config = {**CONFIG, "tie_word_embeddings": True, "dtype": "float32"}
+    shapes = llama_shapes(config)
+    shapes.pop("lm_head.weight", None)
+    write_hf(work / "base", config, random_tensors(shapes, dtype="F32"))
+    make_adapter(work / "base", work / "peft", r=4, lora_alpha=6, target_modules=["embed_tokens", "q_proj"], ensure_weight_tying=True)
+    assert any(".lm_head.lora_A" in name for name in load_file(work / "peft" / WEIGHTS))
+    run_ok("convert", work / "peft", work / "verl", "--base", work / "base", "--to", "verl")
+    run_ok("convert", work / "verl", work / "back", "--base", work / "base", "--to", "peft")
+    found, want = load_file(work / "back" / WEIGHTS), load_file(work / "peft" / WEIGHTS)
+    assert set(found) == set(want) and all(torch.equal(found[name], tensor) for name, tensor in want.items())
+    assert torch.equal(logits(work / "base", work / "back"), logits(work / "base", work / "peft"))
+    for to in ("megatron", "vllm"):
+        refuse("convert", work / "peft", work / to, "--base", work / "base", "--to", to, words=["lm_head", "is no factor of a linear layer"])
+
+
 EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 
 

@@ -148,3 +148,17 @@ def test_numpy_takes_a_tensor_as_it_is():
     tensor = ferry.open(HF).read("model.norm.weight", dtype="fp32")
     found = np.asarray(tensor)
     assert found.dtype == np.float32 and found.shape == tensor.shape and found.tolist() == tensor.torch().tolist()
+
+
+@pytest.mark.parametrize("take", [lambda *args, **options: ferry.safe_open(*args, "pt", **options), ferry.load_file, ferry.load_into],
+                         ids=["safe_open", "load_file", "load_into"])
+def test_an_open_checkpoint_takes_no_options_of_open(take):
+    checkpoint = ferry.open(DATA / "llama_tp2pp2", hf_config=DATA / "hf_llama/hf")
+    given = [dict(hf_config=DATA / "hf_mixtral/hf")]
+    if take is not ferry.load_into:
+        given += [dict(keep_quantized=True), dict(iteration=7)]
+        take(checkpoint, hf_config=DATA / "hf_llama/hf")  # says what is so already
+    for options in given:
+        with pytest.raises(ferry.Error, match="has no effect on a checkpoint that is open already") as error:
+            take(checkpoint, **({"sharded_state_dict": {}} if take is ferry.load_into else {}), **options)
+        assert error.value.kind == "usage"

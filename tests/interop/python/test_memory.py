@@ -132,3 +132,10 @@ def test_a_capsule_that_is_used_up_or_none_is_an_error():
     for capsule in (used, 5):
         with pytest.raises(ferry.Error, match="is no capsule of DLPack"):
             ferry.open(HF).read(NORM, into=Capsule(capsule))
+
+
+def test_blocks_that_are_left_as_they_are_have_no_place_in_megatrons_modules(tmp_path):
+    ferry.convert(DATA / "hf_gpt_oss/hf", tmp_path / "mxfp4", to="hf", quantize="mxfp4", progress=False)
+    with pytest.raises(ferry.Error, match="linear_fc1.weight: keep_quantized leaves its blocks") as error:
+        ferry.open(tmp_path / "mxfp4", keep_quantized=True).tensors("megatron")
+    assert error.value.kind == "usage"

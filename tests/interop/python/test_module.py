@@ -1,10 +1,12 @@
 """The module ferry beside safetensors, torch and NumPy: every tensor, every format, errors, memory."""
 import gc
 import os
+import pickle
 import subprocess
 import sys
 import threading
 import time
+import typing
 
 import numpy as np
 import pytest
@@ -316,3 +318,33 @@ def test_python_m_ferry_runs_the_program():
     done = subprocess.run([sys.executable, "-m", "ferry", "--version"], stdout=subprocess.PIPE, text=True, check=True,
                           env={**os.environ, "PYTHONPATH": str(ROOT / "build/python"), "PATH": f"{FERRY.parent}:{os.environ['PATH']}"})
     assert done.stdout.strip() == f"ferry {ferry.__version__}"
+
+
+def test_a_checkpoint_stays_that_of_its_iteration(work):
+    """... when a newer one appears, to which the tracker leads from then on."""
+    ferry.convert(DATA / "hf_llama/hf", work / "root", to="megatron", iteration=10)
+    checkpoint = ferry.open(work / "root")
+    before = checkpoint.digest().model
+    ferry.convert(DATA / "hf_llama/hf", work / "fp32", to="hf", dtype="fp32")
+    ferry.convert(work / "fp32", work / "root", to="megatron", iteration=20)
+    assert ferry.open(work / "root").iteration == "20" and ferry.digest(work / "root").model != before
+    again = pickle.loads(pickle.dumps(checkpoint))
+    assert again.iteration == checkpoint.iteration == "10" and again.path == checkpoint.path
+    assert checkpoint.digest().model == again.digest().model == before
+    single = ferry.open(checkpoint.path)  # of one iteration, which takes none
+    assert pickle.loads(pickle.dumps(single)).digest().model == before
+
+
+def test_relative_paths_are_those_of_the_place_where_it_was_opened(work, monkeypatch):
+    monkeypatch.chdir(DATA)
+    checkpoint = ferry.open("llama_tp2pp2", hf_config="hf_llama/hf")
+    monkeypatch.chdir(work)
+    assert pickle.loads(pickle.dumps(checkpoint)).config == checkpoint.config
+    assert checkpoint.digest().model == ferry.digest(DATA / "hf_llama/hf").model
+
+
+def test_a_difference_to_zeros_is_relative_to_nothing(work):
+    tensors = {name: tensor.torch() for name, tensor in ferry.open(DATA / "hf_llama/hf").tensors()}
+    ferry.save(work / "zeros", {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}, like=DATA / "hf_llama/hf")
+    assert ferry.diff(work / "zeros", DATA / "hf_llama/hf").total.relative_difference is None
+    assert typing.get_type_hints(ferry.Difference)["relative_difference"] == typing.Optional[float]

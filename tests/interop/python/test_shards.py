@@ -135,3 +135,40 @@ def test_shards_of_one_rank_need_no_process_group(work):
     assert report.bytes > 0 and all(torch.equal(state[name][0].data, tensor) for name, tensor in expected.items())
     saved = ferry.save_from(work / "saved", state, like=checkpoint, iteration=7)
     assert saved.folder.endswith("iter_0000007") and saved.model_digest == checkpoint.digest().model
+
+
+@pytest.mark.parametrize("like", ["hf", "megatron"])
+@pytest.mark.parametrize("to", ["hf", "megatron", "h5"])
+def test_experts_that_lie_the_other_way_round_are_saved_as_they_lie(to, like, work):
+    """The shapes decide: save_pretrained of transformers writes [E,2F,H], the hub has [E,H,2F]."""
+    hf = DATA / "hf_qwen3_vl_moe/hf"
+    if like == "megatron":
+        ferry.convert(hf, work / "like")
+    given = {name: tensor.transpose(1, 2).contiguous() if ".mlp.experts." in name else tensor for name, tensor in weights("hf_qwen3_vl_moe").items()}
+    assert ferry.save(work / "saved", given, like=hf if like == "hf" else work / "like", to=to).proved
+    ferry.convert(work / "saved", work / "back", to="hf")
+    saved = {name: tensor for path in sorted((work / "back").glob("*.safetensors")) for name, tensor in load_file(path).items()}
+    assert set(saved) == set(given) and all(torch.equal(saved[name], tensor) for name, tensor in given.items())
+    expected = {name: tensor.torch() for name, tensor in ferry.open(hf).tensors("megatron")}
+    assert all(torch.equal(tensor.torch(), expected[name]) for name, tensor in ferry.open(work / "saved").tensors("megatron"))
+
+
+def whole_shards(checkpoint, **padding):
+    return {name: Shard(name, tensor.torch()) for name, tensor in checkpoint.tensors("megatron", **padding)}
+
+
+@pytest.mark.parametrize("like", ["hf", "megatron"])
+def test_a_saved_model_has_the_names_of_the_one_that_it_is_like(like, work):
+    """The experts of a layer are one tensor in these files, where the family has names for each, too."""
+    hf = DATA / "hf_qwen3_5_moe/hf"
+    ferry.convert(hf, work / "megatron")
+    ferry.save_from(work / "saved", whole_shards(ferry.open(hf)), like=hf if like == "hf" else work / "megatron")
+    assert ferry.verify(work / "saved", hf) and ferry.open(work / "saved").infos() == ferry.open(hf).infos()
+
+
+@pytest.mark.parametrize("divisor", [1, 7, 128])
+@pytest.mark.parametrize("like", ["hf_llama/hf", "hf_qwen2_5_vl/hf", "llama_tp2pp2"])
+def test_the_padding_of_the_vocabulary_is_that_of_the_shards(like, divisor, work):
+    checkpoint = ferry.open(DATA / like)
+    assert ferry.save_from(work / "saved", whole_shards(checkpoint, make_vocab_size_divisible_by=divisor), like=checkpoint).proved
+    assert ferry.verify(work / "saved", DATA / like, weights_only=True)

@@ -60,6 +60,19 @@ def test_options_of_transformers_go_through():
     assert type(body).__name__ == "LlamaModel"
 
 
+@pytest.mark.parametrize("options", [dict(use_cache=False), dict(output_hidden_states=True), dict(pad_token_id=3), dict(num_hidden_layers=2),
+                                     dict(rope_parameters={"rope_theta": 1e4, "rope_type": "default"}), dict(dtype=torch.float32, use_cache=False),
+                                     dict(auto_class=transformers.AutoModelForSequenceClassification, num_labels=3),
+                                     dict(auto_class=transformers.Qwen2ForCausalLM, return_dict=False), dict(dtype="auto", attn_implementation="eager")], ids=str)
+def test_fields_of_the_configuration_are_options(options, work):
+    ferry.convert(DATA / "hf_qwen2_tied/hf", work / "megatron")
+    ours = from_pretrained(work / "megatron", **options)
+    auto = options.pop("auto_class", transformers.AutoModelForCausalLM)
+    theirs = auto.from_pretrained(DATA / "hf_qwen2_tied/hf", **options)
+    assert type(ours) is type(theirs) and ours.dtype == theirs.dtype
+    assert ours.config.to_diff_dict() == theirs.config.to_diff_dict() and ours.config._attn_implementation == theirs.config._attn_implementation
+
+
 def test_a_tokenizer_comes_from_a_checkpoint_of_megatron(work):
     from tokenizers import Tokenizer, models, pre_tokenizers
     write_hf(work / "hf", companions={})
@@ -67,7 +80,8 @@ def test_a_tokenizer_comes_from_a_checkpoint_of_megatron(work):
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]").save_pretrained(work / "hf")
     ferry.convert(work / "hf", work / "megatron")
-    assert load_tokenizer(work / "megatron")("boat ferry sea")["input_ids"] == [2, 1, 0]
+    loaded = load_tokenizer(work / "megatron")
+    assert loaded("boat ferry sea")["input_ids"] == [2, 1, 0] and loaded.name_or_path == ferry.open(work / "megatron").path
 
 
 def test_a_checkpoint_without_a_configuration_is_refused():

@@ -64,7 +64,7 @@ def test_lists_and_objects_may_be_pythons():
     def value(depth):
         kind = draw.randrange(8 if depth < 3 else 5)
         if kind < 5:
-            return [None, draw.random() < .5, draw.randint(-10**12, 10**12), draw.uniform(-1, 1) * 10.0**draw.randint(-9, 9),
+            return [None, draw.random() < .5, draw.randint(-10**25, 10**25) // 10**draw.choice((0, 13)), draw.uniform(-1, 1) * 10.0**draw.randint(-9, 9),
                     "".join(draw.choice("ab'\"\\\n\t{}[],: é漢👍\x07") for _ in range(draw.randrange(9)))][kind]
         items = [value(depth + 1) for _ in range(draw.randrange(4))]
         return items if kind < 7 else {f"{i}'": item for i, item in enumerate(items)}
@@ -182,6 +182,16 @@ def test_openais_client_hears_a_call_and_says_its_result(caller):
         expected = tokenizer.apply_chat_template(said, tools=TOOLS, add_generation_prompt=True)["input_ids"]
         assert server.post("/tokenize", messages=turn, tools=TOOLS)["tokens"] == expected
         assert client.chat.completions.create(**ask | {"messages": turn}, max_tokens=3).choices
+
+        wide = json.loads(json.dumps(TOOLS))
+        wide[0]["function"]["parameters"]["properties"]["days"]["maximum"] = 2**64  # Python's json has it, a template here would not
+        with pytest.raises(openai.BadRequestError, match="18446744073709551616 has more than 64 bits") as caught:
+            client.chat.completions.create(**ask | {"tools": wide})
+        assert caught.value.param == "tools.0.function.parameters.properties.days.maximum"
+        turn[1]["tool_calls"][0]["function"]["arguments"] = json.dumps({"days": 2**64})
+        with pytest.raises(openai.BadRequestError, match="18446744073709551616 has more than 64 bits") as caught:
+            client.chat.completions.create(**ask | {"messages": turn})
+        assert caught.value.param == "messages.1.tool_calls.0.function.arguments.days"
 
         with pytest.raises(openai.BadRequestError) as caught:
             client.chat.completions.create(**ask, tool_choice={"type": "function", "function": {"name": "time"}})

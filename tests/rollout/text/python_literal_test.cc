@@ -11,7 +11,7 @@ namespace python_literal_test {
 
 std::string read(std::string_view text) {
   const auto parsed = parse_python_literal(text);
-  return parsed.is_discarded() ? "none" : parsed.dump();
+  return parsed.is_discarded() ? "none" : json_text(parsed);
 }
 
 TEST(PythonLiteral, ReadsWhatStrWrites) {
@@ -23,6 +23,8 @@ TEST(PythonLiteral, ReadsWhatStrWrites) {
   EXPECT_EQ(read("(1,)"), "[1]");
   EXPECT_EQ(read("{}"), "{}");
   EXPECT_EQ(read("[[1], [2,],]"), "[[1],[2]]");
+  EXPECT_EQ(read("[-123456789012345678901234567890, 1e30]"),
+            "[-123456789012345678901234567890,1e+30]");
 }
 
 TEST(PythonLiteral, RefusesWhatIsNone) {

@@ -4,11 +4,14 @@
 #include <iostream>
 #include <string>
 
+#include "rollout/text/shallow_json.h"
 #include "rollout/text/tool_calls.h"
 
 namespace {
 
 void answer_lines() {
+  using ferry::rollout::text::json_text;
+  using ferry::rollout::text::parse_exact_json;
   using nlohmann::ordered_json;
   for (std::string line; std::getline(std::cin, line);) {
     const auto asked = ordered_json::parse(line);
@@ -20,10 +23,10 @@ void answer_lines() {
     part.calls.insert(part.calls.end(), rest.calls.begin(), rest.calls.end());
     auto calls = ordered_json::array();
     for (const auto& call : part.calls)
-      calls.push_back({{"name", call.name}, {"arguments", ordered_json::parse(call.arguments)}});
-    std::cout << ordered_json{{"content", part.content + rest.content},
-                              {"reasoning", part.reasoning + rest.reasoning},
-                              {"calls", calls}}
+      calls.push_back({{"name", call.name}, {"arguments", parse_exact_json(call.arguments)}});
+    std::cout << json_text({{"content", part.content + rest.content},
+                            {"reasoning", part.reasoning + rest.reasoning},
+                            {"calls", calls}})
               << "\n";
   }
 }

@@ -222,6 +222,33 @@ TEST(ToolCalls, ValuesWithoutQuotesHaveTheTypesOfTheirSchema) {
   EXPECT_EQ(typed("{}", "7"), "7");
 }
 
+// Python's json has integers of any size.
+TEST(ToolCalls, AnIntegerKeepsItsDigits) {
+  const std::string digits = "123456789012345678901234567890";
+  const std::string arguments = "{\"n\":" + digits + "}";
+  const std::vector<ToolCall> calls{{"f", arguments}};
+  expect(ToolFormat::kHermes,
+         "<tool_call>{\"name\": \"f\", \"arguments\": " + arguments + "}</tool_call>", "", calls);
+  expect(ToolFormat::kHermes,
+         "<tool_call>{\"name\": \"f\", \"arguments\": \"{\\\"n\\\": " + digits + "}\"}</tool_call>",
+         "", calls);
+  expect(ToolFormat::kQwen3Coder,
+         "<tool_call>\n<function=f>\n<parameter=n>\n" + digits +
+             "\n</parameter>\n</function>\n</tool_call>",
+         "", calls);
+  expect(ToolFormat::kMiniMaxM2,
+         "<minimax:tool_call><invoke name=\"f\"><parameter name=\"n\">" + digits +
+             "</parameter></invoke></minimax:tool_call>",
+         "", calls);
+  expect(ToolFormat::kLlama3Json, "{\"name\": \"f\", \"parameters\": " + arguments + "}", "",
+         calls);
+  expect(
+      ToolFormat::kKimiK2,
+      "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>" +
+          arguments + "<|tool_call_end|><|tool_calls_section_end|>",
+      "", {{"f", arguments, "functions.f:0"}});
+}
+
 TEST(ToolCalls, GptOssHasChannels) {
   expect(ToolFormat::kOpenAi,
          "<|channel|>analysis<|message|>Think.<|end|><|start|>assistant<|channel|>final<|message|>"
