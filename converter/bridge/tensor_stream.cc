@@ -176,13 +176,13 @@ WantedTensors tensors_of_rank(const Checkpoint& checkpoint,
   for (const auto& chunk : models::stage_chunks(config, parallel, at.pp)) {
     for (const auto& parameter : models::parameter_layout(config, mesh, at, chunk, {})) {
       if (!selection.selects(parameter.key)) continue;
-      const auto at = whole.index.find(parameter.key);
-      require(at != whole.index.end(), ErrorKind::kUsage,
+      const auto found = whole.index.find(parameter.key);
+      require(found != whole.index.end(), ErrorKind::kUsage,
               "{}: keep_quantized leaves its blocks and their scales as they are, for which "
               "Megatron-Core's modules have no place",
               parameter.key);
       wanted.tensors.push_back({.name = parameter.key,
-                                .dtype = whole.dtypes[at->second],
+                                .dtype = whole.dtypes[found->second],
                                 .shape = parameter.shape,
                                 .boxes = parameter.boxes});
     }

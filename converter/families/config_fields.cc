@@ -43,6 +43,11 @@ const json* ConfigFields::find(std::string_view key) const {
   return found == object_.end() || found->is_null() ? nullptr : &*found;
 }
 
+bool ConfigFields::is_null(std::string_view key) const {
+  const auto found = object_.find(std::string(key));
+  return found != object_.end() && found->is_null();
+}
+
 std::int64_t ConfigFields::size(std::string_view key,
                                 std::optional<std::int64_t> otherwise,
                                 std::int64_t limit) const {
@@ -157,14 +162,14 @@ void read_deepseek_experts(const ConfigFields& fields, TransformerConfig& config
   read_dense_layers(fields, config);
   config.moe_ffn_hidden_size = fields.size("moe_intermediate_size");
   config.moe_shared_expert_intermediate_size =
-      fields.optional_size("n_shared_experts").value_or(0) * config.moe_ffn_hidden_size;
+      fields.count("n_shared_experts", 0, kMaxExperts) * config.moe_ffn_hidden_size;
   config.moe_router_topk = fields.size("num_experts_per_tok", 8);
   config.moe_router_pre_softmax = true;
   read_expert_groups(fields, config);
 }
 
 void require_normed_weights(const ConfigFields& fields) {
-  require(fields.flag("norm_topk_prob", true), ErrorKind::kLayout,
+  require(fields.flag("norm_topk_prob", !fields.is_null("norm_topk_prob")), ErrorKind::kLayout,
           "{}: norm_topk_prob is false, which is not handled", fields.source());
 }
 

@@ -25,6 +25,7 @@ class ConfigFields {
   ConfigFields(const nlohmann::json& object, std::string source);
 
   const nlohmann::json* find(std::string_view key) const;
+  bool is_null(std::string_view key) const;  // it is there: transformers' classes take it for false
   // 1 to `limit`; required where nothing is said otherwise.
   std::int64_t size(std::string_view key,
                     std::optional<std::int64_t> otherwise = std::nullopt,

@@ -102,6 +102,9 @@ struct PredictionCount {
                                              // such layers has none
   std::int64_t unsaid = 0;                   // the number where none of them is there
   std::int64_t limit = kMaxLayers;
+  // Tensors whose names begin so are those layers', which transformers leaves out and which have no
+  // counterparts here: they travel beside a model that has none.
+  std::span<const std::string_view> carried{};
 };
 
 // The classes that transformers 5.17 has for a family's models with another head than that of a
@@ -118,10 +121,18 @@ struct Family {
   // The object in config.json that describes the language model; all of the file if it has none.
   std::string_view config_key{};
   std::string_view defaults{};  // JSON: what that object need not say, by transformers' class
+  // JSON: rope_parameters where neither they nor rope_scaling are there; rope_theta does not count.
+  std::string_view default_rope{};
+  // Families whose words and defaults that object has where it names one as its model_type.
+  std::span<const std::string_view> text_families{};
   // Values of config.json where it says none.
   double rotary_percent = 1.0;   // partial_rotary_factor
   double rotary_base = 10000.0;  // rope_theta
   bool tied = false;             // tie_word_embeddings
+  // Its class heeds partial_rotary_factor where positions are not scaled, as do those whose
+  // rotary_percent is not 1.
+  bool turns_in_part = false;
+  bool scales_queries = false;  // it heeds llama_4_scaling_beta
   // rope_parameters differ by kind of layer: those of full attention are read.
   bool rope_of_layers = false;
   // hidden_act, hidden_activation: the only one handled.

@@ -21,24 +21,34 @@ using models::RopeType;
 using models::TransformerConfig;
 using nlohmann::json;
 
-// `length`: max_position_embeddings, which is the original one too where nothing else is said.
-RopeScaling parse_rope_scaling(const ConfigFields& fields, std::int64_t length) {
+// `whole`: the object around `fields`; an original length that it says itself counts first
+// (standardize_rope_params of modeling_rope_utils.py), and its max_position_embeddings, `length`,
+// is the original one too where nothing else is said.
+RopeScaling parse_rope_scaling(const ConfigFields& fields,
+                               const ConfigFields& whole,
+                               std::int64_t length,
+                               const Family& family) {
   // "type" is the older spelling of "rope_type"; transformers 5 leaves it in place beside that.
   const auto name = fields.text("rope_type", fields.text("type", name_of(RopeType::kDefault)));
   if (name == "mrope") return {};  // turning by three positions is turning by one, of text
   const auto type = find_in(models::kRopeTypes, name);
   require(type.has_value(), ErrorKind::kLayout, "{}: rope_type is \"{}\", which is none of {}",
           fields.source(), name, names_in(models::kRopeTypes));
-  if (*type == RopeType::kDefault) {
-    const auto beta = fields.optional_number("llama_4_scaling_beta");
-    if (!beta) return {};
-    return {.original_max_position_embeddings =
-                fields.optional_size("original_max_position_embeddings"),
-            .llama_4_scaling_beta = beta};
-  }
+  const auto beta =
+      family.scales_queries ? fields.optional_number("llama_4_scaling_beta") : std::nullopt;
   auto original = fields.optional_size("original_max_position_embeddings");
+  if (*type == RopeType::kDefault) {
+    if (!beta) return {};
+    return {.original_max_position_embeddings = original, .llama_4_scaling_beta = beta};
+  }
   const bool yarn = *type == RopeType::kYarn;
-  if (!original && (yarn || *type == RopeType::kLlama3)) original = length;
+  if (yarn || *type == RopeType::kLlama3) {
+    const auto outer = family.rope_of_layers
+                           ? std::nullopt
+                           : whole.optional_size("original_max_position_embeddings");
+    if (outer) original = outer;
+    if (!original) original = length;
+  }
   const double longer = yarn ? static_cast<double>(length) / static_cast<double>(*original) : 1.0;
   return {.type = *type,
           .factor = fields.optional_number("factor").value_or(longer),
@@ -53,7 +63,7 @@ RopeScaling parse_rope_scaling(const ConfigFields& fields, std::int64_t length) 
           .truncate = fields.find("truncate") == nullptr
                           ? std::nullopt
                           : std::optional(fields.flag("truncate", true)),
-          .llama_4_scaling_beta = fields.optional_number("llama_4_scaling_beta")};
+          .llama_4_scaling_beta = beta};
 }
 
 constexpr std::string_view kFullAttention = "full_attention";
@@ -73,7 +83,7 @@ void parse_rope(const ConfigFields& fields, const Family& family, TransformerCon
       require(!inner.is_object(), ErrorKind::kLayout,
               "{}: {} differs by kind of layer, which is not handled", fields.source(), key);
     }
-    const auto found = parse_rope_scaling(rope, config.max_position_embeddings);
+    const auto found = parse_rope_scaling(rope, fields, config.max_position_embeddings, family);
     require(!scaling || *scaling == found, ErrorKind::kCorrupt,
             "{}: rope_parameters and rope_scaling differ", fields.source());
     scaling = found;
@@ -86,7 +96,9 @@ void parse_rope(const ConfigFields& fields, const Family& family, TransformerCon
   }
   config.rotary_base = theta.value_or(family.rotary_base);
   config.rope_scaling = scaling.value_or(RopeScaling{});
-  config.rotary_percent = percent.value_or(family.rotary_percent);
+  const bool heeds_part = family.turns_in_part || family.rotary_percent != 1 ||
+                          config.rope_scaling.type != RopeType::kDefault;
+  config.rotary_percent = heeds_part ? percent.value_or(family.rotary_percent) : 1.0;
   require(
       config.multi_latent_attention || (config.rotary_percent > 0 && config.rotary_percent <= 1 &&
                                         config.rotary_dim() % 2 == 0 && config.rotary_dim() > 0),
@@ -130,6 +142,18 @@ void drop_experts(TransformerConfig& config) {
   config.moe_router_topk_scaling_factor = dense.moe_router_topk_scaling_factor;
 }
 
+// Groups of experts are chosen by the best of each, or, of sigmoids, by the best two.
+void require_groups(const TransformerConfig& config, std::string_view source) {
+  const auto groups = config.moe_router_num_groups;
+  if (groups == 0) return;
+  const auto least = config.moe_router_score_function == models::ScoreFunction::kSoftmax ? 1 : 2;
+  require(config.num_moe_experts % groups == 0 && config.num_moe_experts >= least * groups &&
+              config.moe_router_group_topk <= groups,
+          ErrorKind::kLayout,
+          "{}: n_group is {} and topk_group {}, which {} experts have no such groups for", source,
+          groups, config.moe_router_group_topk, config.num_moe_experts);
+}
+
 // The family, and the member that describes the language model; empty if all of the file does.
 struct Description {
   const Family* family = nullptr;
@@ -145,7 +169,34 @@ Description find_description(const ConfigFields& all) {
   return {.family = family, .member = nested ? std::string(key) : ""};
 }
 
+// The family in whose words the language model is described.
+const Family& worded_as(const Family& family, const json& described) {
+  if (family.text_families.empty() || !described.is_object()) return family;
+  const auto type = described.find("model_type");
+  const bool named = type != described.end() && type->is_string() &&
+                     std::ranges::find(family.text_families, type->get<std::string>()) !=
+                         family.text_families.end();
+  return named ? find_family(type->get<std::string>()) : family;
+}
+
+// Adds what the class of the language model takes where nothing is said.
+void add_defaults(const Family& family, json& described) {
+  if (!described.is_object()) return;
+  if (!family.defaults.empty()) {
+    const auto defaults = distckpt::parse_json(family.defaults, family.model_type);
+    for (const auto& [key, value] : defaults.items()) described.emplace(key, value);
+  }
+  const auto lacks = [&](const char* key) {
+    const auto found = described.find(key);
+    return found == described.end() || found->is_null();
+  };
+  if (family.default_rope.empty() || !lacks("rope_parameters") || !lacks("rope_scaling")) return;
+  described["rope_parameters"] = distckpt::parse_json(family.default_rope, family.model_type);
+  described.erase("rope_theta");
+}
+
 std::int64_t read_prediction_layers(const ConfigFields& fields, const PredictionCount& count) {
+  if (!count.carried.empty()) return 0;
   for (const auto key : count.keys) {
     if (fields.find(key) != nullptr) return fields.count(key, count.unsaid, count.limit);
   }
@@ -182,10 +233,8 @@ TransformerConfig parse_hf_config(std::string_view text, std::string_view source
   set_family(config, *family);
   parse_quantization(text, source);
   auto described = member.empty() ? object : all.required(member);
-  if (!family->defaults.empty() && described.is_object()) {
-    const auto defaults = distckpt::parse_json(family->defaults, family->model_type);
-    for (const auto& [key, value] : defaults.items()) described.emplace(key, value);
-  }
+  const auto& words = worded_as(*family, described);
+  add_defaults(words, described);
   const ConfigFields fields(
       described, member.empty() ? std::string(source) : fmt::format("{}: {}", source, member));
   if (family->passes_through) {
@@ -226,13 +275,14 @@ TransformerConfig parse_hf_config(std::string_view text, std::string_view source
   config.vocab_size = fields.size("vocab_size");
   config.max_position_embeddings = fields.size("max_position_embeddings", 2048);
   config.layernorm_epsilon = fields.optional_number("rms_norm_eps").value_or(1e-6);
-  parse_rope(fields, *family, config);
+  parse_rope(fields, words, config);
 
   config.untie_embeddings_and_output_weights = !all.flag("tie_word_embeddings", family->tied);
   config.mtp_num_layers = read_prediction_layers(fields, family->prediction);
-  family->configure(fields, config);
+  words.configure(fields, config);
   if (family->configure_vision != nullptr) family->configure_vision(all, config);
   if (std::ranges::none_of(config.moe_layer_freq, std::identity())) drop_experts(config);
+  require_groups(config, source);
   parse_head(all, config);
   require_moderate(config, source);
   return config;

@@ -13,6 +13,7 @@
 #include "converter/families/megatron_fields.h"
 #include "distckpt/base/error.h"
 #include "distckpt/base/named.h"
+#include "models/spec/yarn.h"
 
 namespace ferry::converter {
 namespace {
@@ -93,9 +94,40 @@ class ArgumentReader {
   PickleValue args_;
 };
 
+// transformers' words for mscale and mscale_all_dim, which heeds them together alone.
+void read_yarn_scale(const ArgumentReader& args, models::RopeScaling& scaling) {
+  const double mscale = args.number("mscale", 1.0);
+  const double all_dim = args.number("mscale_all_dim", 0.0);
+  if (all_dim != 0) scaling.mscale_all_dim = all_dim;
+  if (all_dim != 0 && mscale != 0) {
+    scaling.mscale = mscale;
+  } else if (mscale != 1) {
+    scaling.attention_factor =
+        models::yarn_mscale(scaling.factor, mscale) / models::yarn_mscale(scaling.factor, all_dim);
+  }
+}
+
+// Megatron-Core's latent attention takes YaRN where rope_type is not said; a factor of 1 is none.
+void read_latent_yarn(const ArgumentReader& args, TransformerConfig& config) {
+  constexpr std::string_view kYarn = name_of(models::RopeType::kYarn);
+  const auto type = args.text("rope_type", "");
+  require(type.empty() || type == kYarn || type == "rope", ErrorKind::kLayout,
+          "{} say that rope_type is \"{}\", which is none of rope, yarn", kArguments, type);
+  const double factor = args.number("rotary_scaling_factor", type == kYarn ? 40.0 : 1.0);
+  if (type == "rope" || (type.empty() && factor == 1)) return;
+  config.rope_scaling = {
+      .type = models::RopeType::kYarn,
+      .factor = factor,
+      .beta_fast = args.number("beta_fast", 32.0),
+      .beta_slow = args.number("beta_slow", 1.0),
+      .original_max_position_embeddings = args.integer("original_max_position_embeddings", 4096)};
+  read_yarn_scale(args, config.rope_scaling);
+}
+
 void read_latent_attention(const ArgumentReader& args, TransformerConfig& config) {
   config.multi_latent_attention = true;
-  config.qk_layernorm = false;             // here it names the norms of the low-rank paths
+  config.qk_layernorm = false;  // here it names the norms of the low-rank paths
+  read_latent_yarn(args, config);
   if (!args.find("kv_lora_rank")) return;  // older arguments leave the sizes away
   args.read(kLatentFields, config);
   if (args.text("experimental_attention_variant", "") == "dsa") args.read(kIndexerFields, config);
@@ -195,7 +227,8 @@ void read_sinks_and_yarn(const ArgumentReader& args, TransformerConfig& config) 
     config.activation_func_clamp_value = args.number("activation_func_clamp_value", 0.0);
   if (args.find("window_attn_skip_freq") && config.sliding_window)
     config.window_attn_skip_freq = read_skip_freq(args, "window_attn_skip_freq", config.num_layers);
-  if (args.text("position_embedding_type", "rope") != "yarn") return;
+  if (config.multi_latent_attention || args.text("position_embedding_type", "rope") != "yarn")
+    return;
   config.rope_scaling = {.type = models::RopeType::kYarn,
                          .factor = args.number("rotary_scaling_factor", 1.0),
                          .beta_fast = args.number("yarn_beta_fast", 32.0),
@@ -203,6 +236,7 @@ void read_sinks_and_yarn(const ArgumentReader& args, TransformerConfig& config) 
                          .original_max_position_embeddings =
                              args.integer("yarn_original_max_position_embeddings", 4096),
                          .truncate = args.flag("yarn_correction_range_round_to_int", true)};
+  read_yarn_scale(args, config.rope_scaling);
 }
 
 // Nothing for a value that JSON lacks.

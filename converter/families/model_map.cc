@@ -429,6 +429,10 @@ class Builder {
   std::int64_t num_bytes_ = 0;  // at most: so that no sum of sizes overflows later
 };
 
+bool begins_with_one(std::span<const std::string_view> prefixes, std::string_view name) {
+  return std::ranges::any_of(prefixes, [&](auto prefix) { return name.starts_with(prefix); });
+}
+
 }  // namespace
 
 const std::string& ModelMap::written_key(const MegatronTensor& tensor) const {
@@ -440,8 +444,8 @@ bool ModelMap::is_tower() const {
 }
 
 bool ModelMap::is_carried(std::string_view hf_name) const {
-  return std::ranges::any_of(family->names->carried,
-                             [&](auto prefix) { return hf_name.starts_with(prefix); });
+  return begins_with_one(family->names->carried, hf_name) ||
+         begins_with_one(family->prediction.carried, hf_name);
 }
 
 std::string ModelMap::describe(const MegatronTensor& tensor) const {
@@ -468,7 +472,9 @@ ModelMap make_vision_map(const TransformerConfig& config) {
 }
 
 bool is_prediction_tensor(const TransformerConfig& config, std::string_view hf_name) {
-  const auto& names = *find_family(config.family).names;
+  const auto& family = find_family(config.family);
+  const auto& names = *family.names;
+  if (begins_with_one(family.prediction.carried, hf_name)) return true;
   if (!names.prediction_own.empty()) {
     const auto own = names.prediction_own.substr(0, names.prediction_own.find(kLayerMark));
     return config.mtp_num_layers > 0 && hf_name.starts_with(own);

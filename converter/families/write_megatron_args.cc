@@ -8,6 +8,7 @@
 #include "converter/families/megatron_args.h"
 #include "converter/families/megatron_fields.h"
 #include "distckpt/formats/torch_save/pickle_copy.h"
+#include "models/spec/yarn.h"
 
 namespace ferry::converter {
 namespace {
@@ -55,6 +56,23 @@ class ArgumentWriter {
   std::set<std::string, std::less<>> written_;
 };
 
+// mscale and mscale_all_dim of YaRN, with which Megatron-Core multiplies the angles by what
+// transformers multiplies them by.
+void write_yarn_scale(ArgumentWriter& args, const models::RopeScaling& scaling) {
+  const double all_dim = scaling.mscale_all_dim.value_or(0.0);
+  const double mscale = scaling.mscale.value_or(0.0);
+  const bool both = mscale != 0 && all_dim != 0;
+  double written = both ? mscale : 1.0;
+  if (scaling.factor > 1 && (scaling.attention_factor || (!both && all_dim != 0))) {
+    const double attention_factor =
+        scaling.attention_factor.value_or(models::yarn_mscale(scaling.factor, 1.0));
+    const double times = attention_factor * models::yarn_mscale(scaling.factor, all_dim);
+    written = (times - 1.0) / (0.1 * std::log(scaling.factor));
+  }
+  args.set("mscale", written);
+  args.set("mscale_all_dim", all_dim);
+}
+
 void write_latent_attention(ArgumentWriter& args, const TransformerConfig& config) {
   args.set("multi_latent_attention", config.multi_latent_attention);
   if (!config.multi_latent_attention) return;
@@ -63,9 +81,11 @@ void write_latent_attention(ArgumentWriter& args, const TransformerConfig& confi
   const bool yarn = scaling.type == RopeType::kYarn;
   args.set("rope_type", yarn ? "yarn" : "rope");
   args.set("rotary_scaling_factor", yarn ? scaling.factor : 1.0);
-  args.set("mscale", scaling.mscale.value_or(1.0));
-  args.set("mscale_all_dim", scaling.mscale_all_dim.value_or(yarn ? 0.0 : 1.0));
-  if (!yarn) return;
+  if (!yarn) {
+    args.set("mscale", 1.0);
+    return args.set("mscale_all_dim", 1.0);
+  }
+  write_yarn_scale(args, scaling);
   args.set("beta_fast", scaling.beta_fast.value_or(32.0));
   args.set("beta_slow", scaling.beta_slow.value_or(1.0));
   args.set("original_max_position_embeddings",
@@ -84,8 +104,7 @@ void write_window_layers(ArgumentWriter& args, const std::vector<bool>& sliding)
 
 // YaRN of attention that is not latent, whose arguments Megatron-LM has since it has GPT-OSS.
 bool is_plain_yarn(const TransformerConfig& config) {
-  return config.rope_scaling.type == RopeType::kYarn && config.rope_scaling.truncate.has_value() &&
-         !config.multi_latent_attention;
+  return config.rope_scaling.type == RopeType::kYarn && !config.multi_latent_attention;
 }
 
 // The settings that Megatron-LM knows since it has GPT-OSS.
@@ -106,9 +125,8 @@ void write_sinks_and_yarn(ArgumentWriter& args, const TransformerConfig& config)
            scaling.original_max_position_embeddings.value_or(config.max_position_embeddings));
   args.set("yarn_beta_fast", scaling.beta_fast.value_or(32.0));
   args.set("yarn_beta_slow", scaling.beta_slow.value_or(1.0));
-  args.set("yarn_correction_range_round_to_int", *scaling.truncate);
-  args.set("mscale", scaling.mscale.value_or(1.0));
-  args.set("mscale_all_dim", scaling.mscale_all_dim.value_or(0.0));
+  args.set("yarn_correction_range_round_to_int", scaling.truncate.value_or(true));
+  write_yarn_scale(args, scaling);
 }
 
 void write_experts(ArgumentWriter& args, const TransformerConfig& config) {

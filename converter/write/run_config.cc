@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
 #include <span>
@@ -206,6 +207,30 @@ void add_vision(const BridgeModel& bridge, const ordered_json& hf, ordered_json&
   }
 }
 
+// The setting of scaled positions that Megatron-Core has as a constant, or not at all, if the model
+// has another one; empty if it has none.
+std::string_view setting_without_field(const models::TransformerConfig& config) {
+  const auto& scaling = config.rope_scaling;
+  if (config.multi_latent_attention) {  // MLASelfAttention of multi_latent_attention.py
+    if (scaling.type == RopeType::kYarn)
+      return scaling.truncate.value_or(true) ? "" : "yarn with a range that is not rounded";
+    return scaling.type == RopeType::kDefault ? "" : "another way than yarn of latent attention";
+  }
+  // _apply_scaling of rotary_pos_embedding.py
+  const bool usual = scaling.low_freq_factor.value_or(1.0) == 1.0 &&
+                     scaling.high_freq_factor.value_or(4.0) == 4.0 &&
+                     scaling.original_max_position_embeddings.value_or(8192) == 8192;
+  return scaling.type == RopeType::kLlama3 && !usual ? "llama3 with frequencies of its own" : "";
+}
+
+// Groups of experts count by their best two, of routers without a bias by the best one; in
+// Megatron-Core by as many as a group gives to a token (group_limited_topk of moe_utils.py).
+bool groups_count_otherwise(const models::TransformerConfig& config) {
+  return config.moe_router_num_groups > 1 &&
+         config.moe_router_topk / std::max<std::int64_t>(config.moe_router_group_topk, 1) !=
+             (config.moe_router_enable_expert_bias ? 2 : 1);
+}
+
 // JSON is YAML, but for a number like 1e-05, which YAML takes for a word.
 std::string yaml(const ordered_json& value) {
   std::vector<std::string> parts;
@@ -253,6 +278,14 @@ std::optional<std::string> run_config_problem(const models::TransformerConfig& c
     return refusal(
         "scales positions by yarn with an attention_factor, for which Megatron-Bridge has no "
         "field");
+  if (const auto setting = setting_without_field(config); !setting.empty())
+    return refusal(
+        fmt::format("scales positions by {}, for which Megatron-Bridge has no field", setting));
+  if (groups_count_otherwise(config))
+    return refusal(
+        fmt::format("chooses {} experts of {} groups: Megatron-Bridge's model weighs a group by "
+                    "other experts",
+                    config.moe_router_topk, config.moe_router_group_topk));
   if (scaling.llama_4_scaling_beta)
     return refusal("scales queries by their positions, for which Megatron-Bridge has no field");
   if (bridge->problem != nullptr) {

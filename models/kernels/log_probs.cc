@@ -22,8 +22,12 @@ void check_labels(const at::Tensor& logits, const at::Tensor& labels, Vocabulary
           logits.size(-1), labels.numel(), range.count);
 }
 
-// Its exponential is 0 beside any logit, and so is every product with that, at any temperature.
-constexpr double kMaskedLogit = -1e20;
+// Its exponential is 0 beside any logit, and so is every product with that, at any temperature; in
+// float16, which ends at -65504, up to one of several hundred. Minus infinity would not do: its
+// products with 0, and a range of nothing else, are not numbers.
+double masked_logit(at::ScalarType dtype) {
+  return dtype == at::kHalf ? static_cast<double>(std::numeric_limits<at::Half>::lowest()) : -1e20;
+}
 
 // [rows, range.count], fp32
 at::Tensor scaled(const at::Tensor& logits, VocabularyRange range, double temperature) {
@@ -115,7 +119,7 @@ void apply_sampling_mask(at::Tensor& logits, const SamplingMask& mask, Vocabular
   const auto places = (rows * logits.size(1) + columns).index_select(0, here);
   auto flat = logits.view(-1);
   const auto kept = flat.index_select(0, places);
-  flat.fill_(kMaskedLogit);
+  flat.fill_(masked_logit(flat.scalar_type()));
   flat.index_copy_(0, places, kept);
 }
 

@@ -10,13 +10,10 @@
 #include "distckpt/base/error.h"
 #include "models/kernels/rotary_cuda.h"
 #include "models/kernels/whole_vectors.h"
+#include "models/spec/yarn.h"
 
 namespace ferry::models {
 namespace {
-
-double yarn_mscale(double scale, double mscale) {
-  return scale <= 1 ? 1.0 : 0.1 * mscale * std::log(scale) + 1.0;
-}
 
 // base ** (0, 2, .. / dim), in fp32.
 at::Tensor powers(double base, std::int64_t dim) {

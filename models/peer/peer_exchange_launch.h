@@ -91,7 +91,7 @@ struct PeerRows {
   void* result = nullptr;
   std::int64_t rows = 0;       // of each rank's result, the rows rank * rows, ... of all
   std::int64_t row_bytes = 0;  // a multiple of kUnitBytes
-  // What is exchanged of each result: at most most_rows().
+  // The rows of each result that are exchanged: at most most_rows().
   std::int64_t first = 0;
   std::int64_t count = 0;
 

@@ -131,11 +131,11 @@ void RecordStream::restore(const Record& state) {
   for (const auto& [key, ours] : now.items()) {
     const auto found = saved.find(key);
     if (found != saved.end() && *found == ours) continue;
-    throw Error(
-        ErrorKind::kUsage,
-        fmt::format("data cursor: {} was {} when it was saved, and is {} now", key,
-                    found == saved.end() ? "not there" : found->dump(), ours.dump()),
-        "continue with the same files and options, or start an epoch anew without the cursor");
+    throw Error(ErrorKind::kUsage,
+                fmt::format("data cursor: {} was {} when it was saved, and is {} now", key,
+                            found == saved.end() ? "not there" : found->dump(), ours.dump()),
+                "continue with the same files and options, or begin anew in another "
+                "trainer.default_local_dir, with the checkpoint as the model");
   }
   const Cursor cursor{.epoch = integer_at(state, "epoch"),
                       .position = integer_at(state, "position")};

@@ -3,6 +3,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
 #include <optional>
 
 #include "distckpt/base/error.h"
@@ -34,6 +35,33 @@ std::vector<at::Tensor> of_sequences(const at::Tensor& all,
   return results;
 }
 
+// The same with `count` sequences: those that are added have one token, which nobody reads.
+std::vector<at::Tensor> forward_padded(const Pipeline& pipeline,
+                                       const std::vector<at::Tensor>& sequences,
+                                       const std::vector<Partition>& parts,
+                                       const TokenFunction& say,
+                                       SequenceOptions options,
+                                       std::size_t count) {
+  auto padded = sequences;
+  const auto token = at::zeros({1}, at::kLong);
+  padded.resize(count, token);
+  if (!options.scored.empty()) options.scored.resize(count, token.eq(0));
+  if (!options.masks.empty())
+    options.masks.resize(count, models::SamplingMask{.token_ids = token, .offsets = {0, 1}});
+  if (!options.visual.sequences.empty()) options.visual.sequences.resize(count);
+  auto* const routed_experts = options.routed_experts;
+  std::vector<at::Tensor> replayed;
+  if (routed_experts != nullptr && !routed_experts->empty()) {
+    replayed = *routed_experts;
+    replayed.resize(count, replayed.front().narrow(0, 0, 1));
+    options.routed_experts = &replayed;
+  }
+  auto results = forward_sequences(pipeline, padded, parts, say, options);
+  results.resize(sequences.size());
+  if (routed_experts != nullptr) routed_experts->resize(sequences.size());
+  return results;
+}
+
 }  // namespace
 
 std::vector<at::Tensor> forward_sequences(const Pipeline& pipeline,
@@ -41,6 +69,11 @@ std::vector<at::Tensor> forward_sequences(const Pipeline& pipeline,
                                           const std::vector<Partition>& parts,
                                           const TokenFunction& say,
                                           const SequenceOptions& options) {
+  std::size_t count = sequences.size();
+  for (const auto& part : parts)
+    for (const auto i : part) count = std::max(count, i + 1);
+  if (count > sequences.size())
+    return forward_padded(pipeline, sequences, parts, say, options, count);
   const auto& mesh = pipeline.chunks.front()->mesh();
   auto* const routed_experts = options.routed_experts;
   const auto batches = pack_micro_batches(sequences, parts, mesh, options.scored, options.masks,

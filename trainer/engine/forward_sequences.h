@@ -32,8 +32,8 @@ struct SequenceOptions {
 
 // Called by all ranks of the mesh, with the sequences of their data parallel rank: [tokens] each,
 // int64, on the host, at least one token. `parts`: those of each micro-batch, every sequence in
-// one, as many on all ranks. Returns [tokens, channels] of each sequence, fp32, on the host, the
-// same on all ranks of a data parallel rank.
+// one, as many on all ranks; indices behind the last sequence are padding. Returns [tokens,
+// channels] of each sequence, fp32, on the host, the same on all ranks of a data parallel rank.
 std::vector<at::Tensor> forward_sequences(const Pipeline& pipeline,
                                           const std::vector<at::Tensor>& sequences,
                                           const std::vector<Partition>& parts,

@@ -191,6 +191,16 @@ StepReport MegatronEngine::optimizer_step() {
   return report;
 }
 
+std::int64_t MegatronEngine::group_of_micro_batches() const {
+  return is_interleaved() ? mesh_.shape().pp() : 1;
+}
+
+std::int64_t MegatronEngine::batch_unit(const MicroBatchSize& size) const {
+  const auto groups = mesh_.shape().dp() * group_of_micro_batches();
+  return is_interleaved() && !size.use_dynamic_bsz ? groups * size.micro_batch_size_per_gpu.value()
+                                                   : groups;
+}
+
 std::vector<Partition> MegatronEngine::micro_batches(std::span<const std::int64_t> seqlens,
                                                      const MicroBatchSize& size,
                                                      std::int64_t max_token_len) const {
@@ -200,8 +210,7 @@ std::vector<Partition> MegatronEngine::micro_batches(std::span<const std::int64_
   return rearrange_micro_batches(
              gather_seqlens(mesh_.dp(), seqlens),
              {.max_token_len = max_token_len,
-              .num_batches_divided_by =
-                  is_interleaved() ? static_cast<std::size_t>(mesh_.shape().pp()) : 1})
+              .num_batches_divided_by = static_cast<std::size_t>(group_of_micro_batches())})
       .at(static_cast<std::size_t>(mesh_.coordinates().dp));
 }
 

@@ -86,6 +86,9 @@ class MegatronEngine {
   // moe/load_max and others of the last step's batch; none for a model without experts.
   const std::map<std::string, double>& balance_metrics() const { return balance_metrics_; }
 
+  // A batch of so many sequences can be shared by the data parallel ranks and cut into whole groups
+  // of micro-batches, whatever their lengths.
+  std::int64_t batch_unit(const MicroBatchSize& size) const;
   // The micro-batches of this data parallel rank's sequences: up to `max_token_len` tokens on the
   // ranks of a context parallel group together, or as many sequences as `size` says.
   std::vector<Partition> micro_batches(std::span<const std::int64_t> seqlens,
@@ -96,6 +99,7 @@ class MegatronEngine {
   void save(std::int64_t step, const CallerState& caller, bool in_background);
 
  private:
+  std::int64_t group_of_micro_batches() const;  // an interleaved pipeline runs whole ones
   void allocate(const char* name,
                 std::int64_t bytes,
                 std::int64_t held,

@@ -17,6 +17,7 @@
 #include "distckpt/plan/mesh_layout.h"
 #include "distckpt/plan/rank_group.h"
 #include "distckpt/storage/filenames.h"
+#include "distckpt/storage/work_folder.h"
 #include "models/device/device.h"
 #include "models/distributed/messages.h"
 #include "models/distributed/world.h"
@@ -82,6 +83,26 @@ void require_same_tower(const converter::Checkpoint& checkpoint, bool trained) {
                           checkpoint.location.folder.string(), trained ? "not " : "",
                           trained ? "" : "not "),
               fmt::format("go on with freeze_vision_tower={}", trained));
+}
+
+constexpr std::string_view kHidden = ".superseded";
+
+// Renamed first: what is half gone has no name that anybody looks for.
+void remove_superseded(const CheckpointConfig& config, std::vector<std::int64_t> saved) {
+  for (const auto iteration : superseded(std::move(saved), config.keep_last, config.keep_every)) {
+    const auto name = distckpt::iteration_folder({iteration});
+    const auto hidden = config.root / fmt::format(".{}{}", name, kHidden);
+    fs::rename(config.root / name, hidden);
+    fs::remove_all(hidden);
+  }
+}
+
+// The iteration of ".iter_0000100.ferry" and ".iter_0000100.superseded".
+std::optional<std::int64_t> hidden_iteration(const std::string& name, std::string_view suffix) {
+  if (!name.starts_with('.') || !name.ends_with(suffix)) return std::nullopt;
+  const auto parsed =
+      distckpt::parse_iteration_folder(name.substr(1, name.size() - 1 - suffix.size()));
+  return parsed ? parsed->number : std::nullopt;
 }
 
 }  // namespace
@@ -179,7 +200,7 @@ converter::SaveReport TrainingCheckpoint::write(
                                        .threads = config_.threads,
                                        .staging = models::staging_memory()});
   distckpt::run_together(group, [&] {
-    if (group.rank == 0) remove_superseded();
+    if (group.rank == 0) remove_superseded(config_, saved_iterations(config_.root));
   });
   return report;
 }
@@ -259,17 +280,6 @@ Resumed TrainingCheckpoint::load(std::optional<std::int64_t> iteration) {
   return resumed;
 }
 
-// Renamed first: what is half gone has no name that anybody looks for.
-void TrainingCheckpoint::remove_superseded() const {
-  for (const auto iteration :
-       superseded(saved_iterations(config_.root), config_.keep_last, config_.keep_every)) {
-    const auto name = distckpt::iteration_folder({iteration});
-    const auto hidden = config_.root / fmt::format(".{}.superseded", name);
-    fs::rename(config_.root / name, hidden);
-    fs::remove_all(hidden);
-  }
-}
-
 std::vector<std::int64_t> saved_iterations(const fs::path& root) {
   std::vector<std::int64_t> iterations;
   std::error_code error;  // no such folder
@@ -281,6 +291,34 @@ std::vector<std::int64_t> saved_iterations(const fs::path& root) {
   return iterations;
 }
 
+void publish_resumed(const CheckpointConfig& config, std::int64_t step) {
+  std::vector<fs::path> hidden;
+  std::vector<std::int64_t> unfinished;  // an iteration's working folder is left
+  for (const auto& entry : fs::directory_iterator(config.root)) {
+    const auto name = entry.path().filename().string();
+    if (hidden_iteration(name, kHidden)) hidden.push_back(entry.path());
+    const auto working = hidden_iteration(name, ".ferry");
+    if (working && *working < step) unfinished.push_back(*working);
+  }
+  for (const auto& folder : hidden) fs::remove_all(folder);
+  for (const auto iteration : unfinished) {
+    try {  // its end removes it
+      const distckpt::WorkFolder leftover(config.root / distckpt::iteration_folder({iteration}),
+                                          /*resume=*/false);
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::kUsage) throw;  // else another's
+    }
+  }
+  const auto folder = config.root / distckpt::iteration_folder({step});
+  const distckpt::WorkFolder work(folder, /*resume=*/false);
+  distckpt::PublishedModes modes;
+  modes.narrow_all(folder);
+  work.replace_beside(distckpt::kTracker, distckpt::iteration_text({step}), modes.file);
+  auto saved = saved_iterations(config.root);
+  std::erase_if(saved, [&](std::int64_t iteration) { return iteration > step; });
+  remove_superseded(config, std::move(saved));
+}
+
 void require_none_newer(const fs::path& root, std::int64_t step) {
   const auto saved = saved_iterations(root);
   if (saved.empty() || saved.back() <= step) return;
@@ -290,6 +328,10 @@ void require_none_newer(const fs::path& root, std::int64_t step) {
                   root.string(), saved.back(), step),
       "choose another trainer.default_local_dir, go on from that checkpoint with "
       "checkpoint.resume_mode=auto, or move it away");
+}
+
+int kept_of_roles(int keep_last, std::size_t num_roles) {
+  return num_roles > 1 && keep_last > 0 ? std::max(keep_last, 2) : keep_last;
 }
 
 std::vector<std::int64_t> superseded(std::vector<std::int64_t> iterations,

@@ -85,7 +85,6 @@ class TrainingCheckpoint {
                               std::int64_t iteration,
                               std::vector<distckpt::LocalShard> shards,
                               std::shared_ptr<const distckpt::Pickle> common) const;
-  void remove_superseded() const;
 
   models::World& world_;
   std::vector<models::GPTModel*> chunks_;
@@ -100,8 +99,18 @@ class TrainingCheckpoint {
 // The iterations in a run's folder, ascending; none without it.
 std::vector<std::int64_t> saved_iterations(const std::filesystem::path& root);
 
+// Does what a save does behind its last rename, for a run that was killed there: `step`, which the
+// run goes on from, gets the tracker, older iterations go that nobody wants to keep, and so do the
+// leftovers of killed saves up to it. Called by one process. Throws Error(kUsage) if another run is
+// writing that step.
+void publish_resumed(const CheckpointConfig& config, std::int64_t step);
+
 // Throws Error(kUsage) if a run that begins behind `step` would write over what another one saved.
 void require_none_newer(const std::filesystem::path& root, std::int64_t step);
+
+// The latest iterations that each of so many roles keeps, if `keep_last` were asked for: two of
+// several, so that a run that dies between their saves has one in common.
+int kept_of_roles(int keep_last, std::size_t num_roles);
 
 // The members of `iterations` that may go.
 std::vector<std::int64_t> superseded(std::vector<std::int64_t> iterations,

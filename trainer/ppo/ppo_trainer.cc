@@ -19,6 +19,10 @@ namespace {
 
 constexpr const char* kPending = "pending";  // in a checkpoint: the number of answers beside it
 
+RoleFolders role_folders(const PpoConfig& config) {
+  return config.use_critic() ? RoleFolders{"actor", "critic"} : RoleFolders{"actor"};
+}
+
 }  // namespace
 
 PpoTrainer::PpoTrainer(const PpoConfig& config, models::World& world, PpoOutput output)
@@ -38,9 +42,7 @@ PpoTrainer::PpoTrainer(const PpoConfig& config, models::World& world, PpoOutput 
           config.data.train_batch_size,
           [&] { return count_records(world, stream_, prompt_parser(encoder_, config_)); })),
       start_(
-          run_start(config.checkpoint,
-                    config.trainer.run.default_local_dir,
-                    config.use_critic() ? RoleFolders{"actor", "critic"} : RoleFolders{"actor"})),
+          run_start(config.checkpoint, config.trainer.run.default_local_dir, role_folders(config))),
       workers_(world, config_, origin_, encoder_, tools_, total_steps_),
       batch_worker_(config_, encoder_, world, workers_, start_.step),
       kl_(config.algorithm.kl_ctrl),
@@ -169,6 +171,11 @@ void PpoTrainer::resume() {
                                   : start_.root,
                               step_);
   kl_.restore(std::stod(caller.at("kl_coef")));
+  finish_resumed_save(start_, config_.checkpoint, config_.model,
+                      config_.trainer.run.default_local_dir, role_folders(config_));
+  forget_pending(
+      config_.trainer.run.default_local_dir,
+      saved_iterations(std::filesystem::path(config_.trainer.run.default_local_dir) / "actor"));
   log_->say(fmt::format("resumed    after step {}", step_));
 }
 

@@ -7,6 +7,7 @@
 
 #include "distckpt/base/error.h"
 #include "distckpt/storage/filenames.h"
+#include "trainer/engine/run_options.h"
 #include "trainer/engine/training_checkpoint.h"
 
 namespace ferry::trainer {
@@ -79,6 +80,20 @@ RunStart run_start(const CheckpointSection& checkpoint,
                          : RunStart{};
   for (const auto& role : roles) require_none_newer(role_folder(folder, role), start.step);
   return start;
+}
+
+void finish_resumed_save(const RunStart& start,
+                         const CheckpointSection& checkpoint,
+                         const ModelConfig& model,
+                         const fs::path& folder,
+                         const RoleFolders& roles) {
+  if (start.step == 0 || !(start.root.empty() || fs::equivalent(start.root, folder))) return;
+  for (const auto& role : roles)
+    publish_resumed({.root = role_folder(folder, role),
+                     .keep_last = kept_of_roles(checkpoint.keep_last.value_or(0), roles.size()),
+                     .keep_every = checkpoint.keep_every.value_or(0)},
+                    start.step);
+  if (checkpoint.save_hf) save_hf(role_folder(folder, roles.front()), model.hf_config_path);
 }
 
 }  // namespace ferry::trainer

@@ -27,4 +27,13 @@ RunStart run_start(const CheckpointSection& checkpoint,
                    const std::filesystem::path& folder,
                    const RoleFolders& roles);
 
+// Finishes the save of the step that the run in `folder` goes on from, which may have been killed
+// between the last rename and its end: publish_resumed() of every role, and save_hf. Nothing if
+// the run begins anew or goes on from another one. Called by one process, after loading.
+void finish_resumed_save(const RunStart& start,
+                         const CheckpointSection& checkpoint,
+                         const ModelConfig& model,
+                         const std::filesystem::path& folder,
+                         const RoleFolders& roles);
+
 }  // namespace ferry::trainer

@@ -106,6 +106,10 @@ void SftTrainer::resume() {
                                           : engine_.checkpoint_at(start.root).load(start.step);
   step_ = resumed.iteration;
   stream_.restore(Record::parse(resumed.caller.shared.at("data")));
+  if (is_rank_0())
+    finish_resumed_save(start, config_.checkpoint, config_.model, config_.trainer.default_local_dir,
+                        {""});
+  mesh_.all().barrier();
   say(fmt::format("resumed    after step {}", step_));
 }
 
@@ -121,7 +125,8 @@ std::vector<Conversation> SftTrainer::next_conversations(RecordStream& records) 
 }
 
 SftTrainer::Batch SftTrainer::make_batch(const std::vector<Conversation>& conversations,
-                                         const std::vector<std::string>& places) const {
+                                         const std::vector<std::string>& places,
+                                         std::size_t num_rows) const {
   const auto dp = mesh_.shape().dp();
   std::vector<at::Tensor> tokens;
   std::vector<at::Tensor> scored;  // where something is learned
@@ -130,9 +135,12 @@ SftTrainer::Batch SftTrainer::make_batch(const std::vector<Conversation>& conver
   Batch batch;
   const auto mine = shard_of(conversations, mesh_.coordinates().dp, dp);
   const auto places_of_mine = shard_of(places, mesh_.coordinates().dp, dp);
+  const auto first = static_cast<std::size_t>(mine.data() - conversations.data());
   for (std::size_t i = 0; i < mine.size(); ++i) {
-    const auto example = with_context([&] { return "reading " + places_of_mine[i]; },
-                                      [&] { return encoder_.encode(mine[i]); });
+    const auto example = first + i >= num_rows
+                             ? SftExample{.tokens = {0}, .learned = {false}}
+                             : with_context([&] { return "reading " + places_of_mine[i]; },
+                                            [&] { return encoder_.encode(mine[i]); });
     examples.push_back(tensors_of(example));
     batch.visual.sequences.push_back(example.visual);
     tokens.push_back(examples.back().tokens);
@@ -224,7 +232,7 @@ Metrics SftTrainer::train_step() {
   const auto rates = engine_.scheduler().now();
   task("load_data", [&] {
     const auto conversations = next_conversations(stream_);
-    batch = make_batch(conversations, stream_.places());
+    batch = make_batch(conversations, stream_.places(), conversations.size());
   });
   task("forward_backward", [&] {
     engine_.optimizer().zero_grad();
@@ -264,20 +272,20 @@ Metrics SftTrainer::train_step() {
 
 Metrics SftTrainer::validate() {
   auto records = open_records(config_.data, config_.trainer, /*training=*/false);
-  const auto dp = mesh_.shape().dp();
   double loss = 0;
   double learned = 0;
   const OffloadFlags resting{.grad = config_.engine.grad_offload.value_or(false)};
   engine_.offload().to_host(resting);
   while (records.cursor().epoch == 0) {
     auto conversations = next_conversations(records);
-    // A last batch that data parallel ranks cannot share evenly loses what is left over.
-    conversations.resize(conversations.size() / static_cast<std::size_t>(dp) *
-                         static_cast<std::size_t>(dp));
     if (conversations.empty()) continue;
+    const auto num_rows = conversations.size();
     auto places = records.places();
-    places.resize(conversations.size());
-    const auto batch = make_batch(conversations, places);
+    const auto padded = static_cast<std::size_t>(distckpt::round_up(
+        static_cast<std::int64_t>(num_rows), engine_.batch_unit(config_.micro_batches())));
+    conversations.resize(padded);
+    places.resize(padded);
+    const auto batch = make_batch(conversations, places, num_rows);
     const auto weight = static_cast<double>(batch.learned);
     loss += weight * run_batch(batch, true);
     learned += weight;

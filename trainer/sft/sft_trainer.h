@@ -52,9 +52,10 @@ class SftTrainer {
   void resume();
   std::function<Conversation(const Record&)> parser() const;
   std::vector<Conversation> next_conversations(RecordStream& records) const;
-  // `places`: where each conversation lies.
+  // `places`: where each conversation lies. Rows from `num_rows` on are padding, without weight.
   Batch make_batch(const std::vector<Conversation>& conversations,
-                   const std::vector<std::string>& places) const;
+                   const std::vector<std::string>& places,
+                   std::size_t num_rows) const;
   // The mean loss of the global batch's learned tokens.
   double run_batch(const Batch& batch, bool forward_only, const models::Observer& observe = {});
   void say_not_finite(const Batch& batch, double loss, const StepReport& update);

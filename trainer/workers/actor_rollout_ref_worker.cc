@@ -356,10 +356,10 @@ LogProbs ActorRolloutRefWorker::log_probs(MegatronWorker& worker,
                                           const RolloutBatch& batch,
                                           const MicroBatchSize& size,
                                           bool record_routes) const {
-  return trainer::compute_log_prob(worker.engine().pipeline(/*forward_only=*/true), batch,
-                                   worker.micro_batches(batch, size, config_.longest_sequence()),
-                                   config_.rollout.temperature, record_routes,
-                                   worker.visual_inputs(batch));
+  return trainer::compute_log_prob(
+      worker.engine().pipeline(/*forward_only=*/true), batch,
+      worker.padded_micro_batches(batch, size, config_.longest_sequence()),
+      config_.rollout.temperature, record_routes, worker.visual_inputs(batch));
 }
 
 RolloutBatch ActorRolloutRefWorker::compute_log_prob(const RolloutBatch& batch) {

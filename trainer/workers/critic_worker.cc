@@ -31,7 +31,7 @@ RolloutBatch CriticWorker::compute_values(const RolloutBatch& batch) {
   auto answer = batch.without_columns();
   answer.values = batch.responses_of(trainer::compute_values(
       engine().pipeline(/*forward_only=*/true), batch.sequences(),
-      micro_batches(batch, config_.critic_micro_batches(), config_.longest_sequence()),
+      padded_micro_batches(batch, config_.critic_micro_batches(), config_.longest_sequence()),
       visual_inputs(batch)));
   return answer;
 }

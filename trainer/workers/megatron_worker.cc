@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "distckpt/base/error.h"
+#include "distckpt/base/integers.h"
 
 namespace ferry::trainer {
 
@@ -59,6 +60,16 @@ std::vector<Partition> MegatronWorker::micro_batches(const RolloutBatch& batch,
                                                      std::int64_t longest_sequence) const {
   return engine_->micro_batches(batch.lengths(), size,
                                 size.max_token_len(engine_->mesh().shape().cp(), longest_sequence));
+}
+
+std::vector<Partition> MegatronWorker::padded_micro_batches(const RolloutBatch& batch,
+                                                            const MicroBatchSize& size,
+                                                            std::int64_t longest_sequence) const {
+  const auto& shape = engine_->mesh().shape();
+  auto lengths = batch.lengths();
+  const auto unit = static_cast<std::size_t>(engine_->batch_unit(size) / shape.dp());
+  lengths.resize(distckpt::round_up(lengths.size(), unit), 1);
+  return engine_->micro_batches(lengths, size, size.max_token_len(shape.cp(), longest_sequence));
 }
 
 UpdateOutput MegatronWorker::update(

@@ -78,6 +78,11 @@ class MegatronWorker {
   std::vector<Partition> micro_batches(const RolloutBatch& batch,
                                        const MicroBatchSize& size,
                                        std::int64_t longest_sequence) const;
+  // The same to run them forward alone: with as many rows of padding as an interleaved pipeline
+  // needs to run whole groups (forward_sequences.h).
+  std::vector<Partition> padded_micro_batches(const RolloutBatch& batch,
+                                              const MicroBatchSize& size,
+                                              std::int64_t longest_sequence) const;
 
   // Learns from each mini-batch of this rank's rows, which follow each other, then steps the
   // optimizer; over all epochs. With shuffle the rows are those of all epochs, as shuffled_epochs()

@@ -26,7 +26,7 @@ RolloutBatch RewardModelWorker::compute_rm_score(const RolloutBatch& batch) {
   auto answer = batch.without_columns();
   answer.scores = trainer::compute_rm_score(
       engine().pipeline(/*forward_only=*/true), batch.sequences(),
-      micro_batches(batch, config_.reward_micro_batches(), config_.longest_sequence()),
+      padded_micro_batches(batch, config_.reward_micro_batches(), config_.longest_sequence()),
       visual_inputs(batch));
   return answer;
 }

@@ -28,14 +28,13 @@ MegatronEngineOptions role_engine(MegatronEngineOptions options,
   options.memory = memory_settings(config, options.role);
   const std::filesystem::path run = config.trainer.run.default_local_dir;
   // Actor and critic save one after the other: what both have is never the newest of one alone.
-  const auto keep_last = config.checkpoint.keep_last.value_or(0);
   options.training = MegatronEngineOptions::Training{
       .optimizer = optimizer_config(options.engine, optim),
       .scheduler = scheduler_config(optim, total_steps),
-      .checkpoint = {
-          .root = run / name_of(options.role),
-          .keep_last = config.use_critic() && keep_last > 0 ? std::max(keep_last, 2) : keep_last,
-          .keep_every = config.checkpoint.keep_every.value_or(0)}};
+      .checkpoint = {.root = run / name_of(options.role),
+                     .keep_last = kept_of_roles(config.checkpoint.keep_last.value_or(0),
+                                                config.use_critic() ? 2 : 1),
+                     .keep_every = config.checkpoint.keep_every.value_or(0)}};
   return options;
 }
 

@@ -27,6 +27,10 @@ constexpr HfNames kErnieNames{
     .last = kHeadNames,
 };
 
+// The prediction layer is of other parts, and transformers leaves it out.
+constexpr std::string_view kErniePrediction[] = {
+    "model.mtp_block.", "model.mtp_emb_norm.", "model.mtp_hidden_norm.", "model.mtp_linear_proj."};
+
 void read_ernie(const ConfigFields& fields, TransformerConfig& config) {
   config.add_bias_linear = fields.flag("use_bias", false);
   config.rotary_interleaved = true;
@@ -62,7 +66,7 @@ bool is_ernie(const TransformerConfig& config) {
 constexpr Family kErnie[] = {
     {.model_type = "ernie4_5",
      .names = &kErnieNames,
-     .defaults = R"({"rms_norm_eps": 1e-05})",
+     .defaults = R"({"rms_norm_eps": 1e-05, "num_key_value_heads": 2})",
      .rotary_base = 5e5,
      .tied = true,
      .traits = {.rotary_in_fp32 = true},
@@ -74,11 +78,12 @@ constexpr Family kErnie[] = {
      .rare = true},
     {.model_type = "ernie4_5_moe",
      .names = &kErnieNames,
-     .defaults = R"({"rms_norm_eps": 1e-05})",
+     .defaults = R"({"rms_norm_eps": 1e-05, "num_key_value_heads": 4})",
      .rotary_base = 5e5,
      .tied = true,
      .num_experts_key = "moe_num_experts",
      .traits = {.rotary_in_fp32 = true, .moe_router_parameter_in_fp32 = true},
+     .prediction = {.keys = kNextnLayers, .carried = kErniePrediction},
      .configure = read_ernie_experts,
      .describes =
          [](const TransformerConfig& config) {

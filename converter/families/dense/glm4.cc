@@ -32,6 +32,7 @@ constexpr HfNames kGlm4Names{
 constexpr Family kGlm4[] = {
     {.model_type = "glm4",
      .names = &kGlm4Names,
+     .defaults = R"({"rms_norm_eps": 1.5625e-07, "num_key_value_heads": 2})",
      .rotary_percent = 0.5,
      .head_classes = HeadClasses::kOfSequencesAndTokens,
      .configure =

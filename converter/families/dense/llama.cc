@@ -133,6 +133,8 @@ constexpr BridgeModel kQwen3SeeingProvider{
     .vision_config = "qwen3_vl.configuration_qwen3_vl.Qwen3VLVisionConfig",
     .mrope = true};
 
+constexpr std::string_view kMinistrals[] = {"ministral", "ministral3"};
+
 constexpr Family kFamilies[] = {
     {.model_type = "llama",
      .names = &kNames,
@@ -179,11 +181,18 @@ constexpr Family kFamilies[] = {
     {.model_type = "ministral3",
      .names = &kNames,
      .defaults = R"({"rms_norm_eps": 1e-05})",
+     .default_rope = R"({"rope_type": "yarn", "rope_theta": 1000000.0, "factor": 16.0,
+                         "original_max_position_embeddings": 16384, "beta_fast": 32.0,
+                         "beta_slow": 1.0, "mscale_all_dim": 1.0, "mscale": 1.0,
+                         "llama_4_scaling_beta": 0.1})",
+     .scales_queries = true,
      .head_classes = HeadClasses::kOfSequencesAndTokens,
      .configure = read_mistral},
     {.model_type = "mistral3",
      .names = &kWrappedNames,
      .config_key = "text_config",
+     .defaults = R"({"sliding_window": 4096})",
+     .text_families = kMinistrals,
      .tied = true,
      .configure = read_mistral},
     {.model_type = "qwen2_5_vl",

@@ -75,6 +75,7 @@ constexpr BridgeModel kBailingProvider{
 constexpr Family kBailing[] = {
     {.model_type = "bailing_moe_v2",
      .names = &kBailingNames,
+     .turns_in_part = true,
      .traits = {.not_computed = "a rounding of experts' results of their own"},
      .prediction = kNextnPrediction,
      .configure = read_bailing,

@@ -27,7 +27,8 @@ constexpr BridgeModel kGlmProvider{
 constexpr Family kGlm[] = {
     {.model_type = "glm4_moe",
      .names = &kGlmNames,
-     .defaults = R"({"rms_norm_eps": 1e-05})",
+     .defaults = R"({"rms_norm_eps": 1e-05, "num_key_value_heads": 8,
+                     "first_k_dense_replace": 1, "n_shared_experts": 1})",
      .rotary_percent = 0.5,
      .num_experts_key = "n_routed_experts",
      .prediction = kNextnPrediction,

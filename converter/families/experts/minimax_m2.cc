@@ -56,6 +56,7 @@ constexpr Family kMiniMax[] = {
     {.model_type = "minimax_m2",
      .names = &kMiniMaxNames,
      .rotary_base = 5e6,
+     .turns_in_part = true,
      .num_experts_key = "num_local_experts",
      .traits = {.moe_router_logits_in_params_dtype = true},
      .configure = read_minimax,

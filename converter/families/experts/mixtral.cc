@@ -24,7 +24,8 @@ constexpr HfNames kMixtralNames{
 constexpr Family kMixtral[] = {
     {.model_type = "mixtral",
      .names = &kMixtralNames,
-     .defaults = R"({"rms_norm_eps": 1e-05})",
+     .defaults = R"({"rms_norm_eps": 1e-05, "num_key_value_heads": 8,
+                     "num_local_experts": 8})",
      .rotary_base = 1e6,
      .num_experts_key = "num_local_experts",
      .traits = {.moe_router_weights_in_fp32 = true},

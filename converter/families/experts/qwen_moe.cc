@@ -61,8 +61,14 @@ bool has_qwen_experts(const TransformerConfig& config) {
          !config.moe_router_enable_expert_bias;
 }
 
+std::string_view layers_without_experts(const TransformerConfig& config) {
+  const auto experts = std::ranges::count(config.moe_layer_freq, true);
+  return experts == config.num_layers ? "" : "has layers without experts, which its model lacks";
+}
+
 constexpr BridgeModel kQwen3Provider{
     .settings = R"({"moe_router_load_balancing_type": "aux_loss", "moe_aux_loss_coeff": 0.001})",
+    .problem = layers_without_experts,
 };
 
 constexpr BridgeModel kQwen3SeeingMoeProvider{
@@ -72,11 +78,7 @@ constexpr BridgeModel kQwen3SeeingMoeProvider{
         [](const TransformerConfig& config, nlohmann::ordered_json& provider) {
           provider["head_dim"] = config.kv_channels;
         },
-    .problem = [](const TransformerConfig& config) -> std::string_view {
-      const auto experts = std::ranges::count(config.moe_layer_freq, true);
-      return experts == config.num_layers ? ""
-                                          : "has layers without experts, which its model lacks";
-    },
+    .problem = layers_without_experts,
     .vision_config = "qwen3_vl_moe.configuration_qwen3_vl_moe.Qwen3VLMoeVisionConfig",
     .mrope = true};
 
@@ -104,6 +106,7 @@ constexpr Family kQwenMoeList[] = {
          }},
     {.model_type = "qwen3_moe",
      .names = &kQwenMoeNames,
+     .defaults = R"({"num_key_value_heads": 4})",
      .head_classes = HeadClasses::kOfSequencesAndTokens,
      .configure =
          [](const ConfigFields& fields, TransformerConfig& config) {

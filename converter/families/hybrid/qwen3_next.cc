@@ -162,6 +162,7 @@ constexpr BridgeModel kQwen35ExpertsProvider{
 constexpr Family kHybridList[] = {
     {.model_type = "qwen3_next",
      .names = &kNextNames,
+     .defaults = R"({"num_key_value_heads": 2})",
      .rotary_percent = 0.25,
      .head_classes = HeadClasses::kOfSequencesAndTokens,
      .prediction = kNextPrediction,

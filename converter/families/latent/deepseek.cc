@@ -94,7 +94,7 @@ void read_biased_router(const ConfigFields& fields, TransformerConfig& config) {
 }
 
 void read_deepseek_v3(const ConfigFields& fields, TransformerConfig& config) {
-  require(fields.flag("rope_interleave", true), ErrorKind::kLayout,
+  require(fields.flag("rope_interleave", !fields.is_null("rope_interleave")), ErrorKind::kLayout,
           "{}: rope_interleave is false, which is not handled", fields.source());
   read_biased_router(fields, config);
 }
@@ -192,11 +192,14 @@ constexpr BridgeModel kGlmSparseProvider{
                     nlohmann::ordered_json& provider) { provider["mtp_num_layers"] = nullptr; },
 };
 
-constexpr std::string_view kDeepSeekDefaults = R"({"routed_scaling_factor": 2.5})";
+constexpr std::string_view kDeepSeekDefaults =
+    R"({"routed_scaling_factor": 2.5, "n_group": 8, "topk_group": 4, "first_k_dense_replace": 3,
+        "n_shared_experts": 1})";
 
 constexpr Family kDeepSeek[] = {
     {.model_type = "deepseek_v2",
      .names = &kDeepSeekNames,
+     .defaults = R"({"n_shared_experts": 2})",
      .num_experts_key = kNumExperts,
      .traits = {.rotary_in_fp32 = true},
      .head_classes = HeadClasses::kOfSequences,
@@ -220,6 +223,7 @@ constexpr Family kDeepSeek[] = {
      .bridge = &kDeepSeekV3Provider},
     {.model_type = "kimi_k2",
      .names = &kDeepSeekNames,
+     .defaults = kDeepSeekDefaults,
      .num_experts_key = kNumExperts,
      .prediction = kNextnPrediction,
      .configure = read_deepseek_v3,
@@ -227,13 +231,16 @@ constexpr Family kDeepSeek[] = {
     {.model_type = "kimi_k25",
      .names = &kSeeingKimiNames,
      .config_key = "text_config",
+     .defaults = kDeepSeekDefaults,
      .num_experts_key = kNumExperts,
      .prediction = kNextnPrediction,
      .configure = read_deepseek_v3},
     {.model_type = "glm4_moe_lite",
      .names = &kDeepSeekNames,
      .defaults = R"({"rms_norm_eps": 1e-05, "routed_scaling_factor": 1.8,
-                     "num_experts_per_tok": 4})",
+                     "num_experts_per_tok": 4, "first_k_dense_replace": 1,
+                     "n_shared_experts": 1})",
+     .turns_in_part = true,
      .num_experts_key = kNumExperts,
      .prediction = kNextnPrediction,
      .configure = read_deepseek_v3,
@@ -248,7 +255,8 @@ constexpr Family kDeepSeek[] = {
      .rare = true},
     {.model_type = "glm_moe_dsa",
      .names = &kDeepSeekNames,
-     .defaults = R"({"rms_norm_eps": 1e-05, "routed_scaling_factor": 2.5})",
+     .defaults = R"({"rms_norm_eps": 1e-05, "routed_scaling_factor": 2.5,
+                     "first_k_dense_replace": 3, "n_shared_experts": 1})",
      .num_experts_key = kNumExperts,
      .prediction = kNextnPrediction,
      .configure = read_sparse,

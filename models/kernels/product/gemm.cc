@@ -139,7 +139,7 @@ std::vector<cublasLtMatmulAlgo_t> unsplit_kernels(cublasLtHandle_t handle,
   return kernels;
 }
 
-// As the kernel of ordered_rows.cu reads it.
+// True if the kernel of ordered_rows.cu can read it.
 bool is_aligned(const at::Tensor& values) {
   constexpr std::uintptr_t kBytesAtOnce = 16;
   return reinterpret_cast<std::uintptr_t>(values.const_data_ptr()) % kBytesAtOnce == 0;

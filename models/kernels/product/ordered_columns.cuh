@@ -49,7 +49,7 @@ class OrderedColumns {
     }
   }
 
-  // Behind begin(), once. rows: those of row_of_lane(), null where there is none. Sums of this
+  // Follows begin(), once. rows: those of row_of_lane(), null where there is none. Sums of this
   // lane: element q is of line line_of(q) and row row_of(q).
   __device__ void multiply(const Bf16* const (&rows)[kRowsOfLane], float (&sums)[kTiles][4]) {
     put_first_rows(rows);

@@ -99,6 +99,7 @@ TEST(HfConfig, TakesTheDefaultsOfTheClass) {
   const auto* const experts = R"("num_local_experts": 4)";
   EXPECT_EQ(parse(experts, "mixtral").layernorm_epsilon, 1e-5);
   EXPECT_EQ(parse(experts, "mixtral").rotary_base, 1e6);
+  EXPECT_EQ(parse("", "glm4").layernorm_epsilon, 1.5625e-07);
   EXPECT_EQ(parse("", "mistral").sliding_window, 4096);
   EXPECT_EQ(parse(R"("sliding_window": null)", "mistral").sliding_window, std::nullopt);
 }
@@ -154,6 +155,23 @@ TEST(HfConfig, TakesGroupsOfExpertsOfDeepSeekV2ForOneMethodAlone) {
   EXPECT_EQ(groups(R"(, "topk_method": "group_limited_greedy")"), 2);
   EXPECT_EQ(groups(R"(, "topk_method": "greedy")"), 0);
   EXPECT_EQ(groups(""), 0);
+}
+
+// 8 groups of which 4 count, unless config.json says otherwise.
+TEST(HfConfig, RefusesGroupsThatTheExpertsOfDeepSeekV3DoNotFill) {
+  const auto of = [](int experts, std::string_view more) {
+    return parse(fmt::format(R"("q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 8,
+                                "qk_rope_head_dim": 8, "v_head_dim": 8, "n_routed_experts": {},
+                                "first_k_dense_replace": 0, "moe_intermediate_size": 8{})",
+                             experts, more),
+                 "deepseek_v3");
+  };
+  EXPECT_EQ(of(16, "").moe_router_num_groups, 8);
+  EXPECT_EQ(of(4, R"(, "n_group": 2, "topk_group": 1)").moe_router_num_groups, 2);
+  for (const auto& [experts, more] : {std::pair{8, ""}, std::pair{4, ""}, std::pair{18, ""},
+                                      std::pair{16, R"(, "n_group": 2, "topk_group": 3)"}})
+    EXPECT_TRUE(fails(ErrorKind::kLayout, {"n_group", "experts"}, [&] { of(experts, more); }))
+        << experts << more;
 }
 
 TEST(HfConfig, RefusesTwoRopesThatDiffer) {
@@ -296,7 +314,8 @@ TEST(HfConfig, RefusesModelsThatNoMachineHolds) {
     return parse_hf_config(
         fmt::format(
             R"({{"model_type": "mixtral", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": {},
-                 "num_attention_heads": 4, "vocab_size": 100, "num_local_experts": 65536}})",
+                 "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 100,
+                 "num_local_experts": 65536}})",
             num_layers),
         "config.json");
   };

@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "converter/families/hf_config.h"
@@ -124,6 +125,61 @@ TEST(MegatronArgs, TellYarnAndGroupsOfRoutersBack) {
   EXPECT_EQ(args.at("rope_type").as_string(), "yarn");
   EXPECT_EQ(args.at("rotary_scaling_factor").as_float(), 40.0);
   EXPECT_EQ(args.at("original_max_position_embeddings").as_int(), 4096);
+}
+
+// The model with this scaling that its arguments alone describe.
+models::RopeScaling told_back(std::string_view name, const models::RopeScaling& scaling) {
+  const auto path = support::test_data(name) / "hf/config.json";
+  auto config = parse_hf_config(distckpt::read_text(path), path.string());
+  config.rope_scaling = scaling;
+  PickleWriter pickle;
+  write_common_state(pickle, config, {}, {}, std::nullopt);
+  return read_args(parse(pickle).root()).value().rope_scaling;
+}
+
+TEST(MegatronArgs, TellYarnBackOfEitherAttention) {
+  models::RopeScaling scaling{.type = models::RopeType::kYarn,
+                              .factor = 40.0,
+                              .beta_fast = 16.0,
+                              .beta_slow = 2.0,
+                              .original_max_position_embeddings = 1024};
+  const auto plain = [](models::RopeScaling of) {
+    of.truncate = true;  // as Megatron-Core takes it where nothing is said
+    return of;
+  };
+  for (const auto& [mscale, all_dim] :
+       std::vector<std::pair<std::optional<double>, std::optional<double>>>{
+           {std::nullopt, std::nullopt}, {1.0, 1.0}, {0.707, 0.5}}) {
+    scaling.mscale = mscale;
+    scaling.mscale_all_dim = all_dim;
+    EXPECT_EQ(told_back("hf_deepseek_v3", scaling), scaling);
+    EXPECT_EQ(told_back("hf_llama", scaling), plain(scaling));
+  }
+  // transformers heeds the two together; Megatron-Core each by itself.
+  scaling.mscale_all_dim = std::nullopt;
+  EXPECT_EQ(told_back("hf_llama", scaling).mscale, std::nullopt);
+  EXPECT_EQ(told_back("hf_llama", scaling).attention_factor, std::nullopt);
+  scaling.attention_factor = 1.25;
+  EXPECT_NEAR(told_back("hf_llama", scaling).attention_factor.value(), 1.25, 1e-12);
+  EXPECT_NEAR(told_back("hf_deepseek_v3", scaling).attention_factor.value(), 1.25, 1e-12);
+}
+
+TEST(MegatronArgs, SayYarnOfLatentAttentionWhereNothingIsSaidOfItsType) {
+  const auto scaling = [](std::optional<std::string_view> type, double factor) {
+    return read([&](PickleWriter& pickle) {
+             pickle.string("multi_latent_attention").boolean(true);
+             if (type) pickle.string("rope_type").string(*type);
+             pickle.string("rotary_scaling_factor").real(factor);
+             pickle.string("mscale").real(1.0).string("mscale_all_dim").real(0.5);
+           })
+        .rope_scaling;
+  };
+  EXPECT_EQ(scaling(std::nullopt, 40.0).type, models::RopeType::kYarn);
+  EXPECT_EQ(scaling(std::nullopt, 40.0).original_max_position_embeddings, 4096);
+  EXPECT_EQ(scaling(std::nullopt, 40.0).mscale_all_dim, 0.5);
+  EXPECT_EQ(scaling(std::nullopt, 1.0), models::RopeScaling{});
+  EXPECT_EQ(scaling("rope", 40.0), models::RopeScaling{});
+  EXPECT_TRUE(fails(ErrorKind::kLayout, {"rope_type is \"ntk\""}, [&] { scaling("ntk", 40.0); }));
 }
 
 TEST(MegatronArgs, RefusesSizesThatNoModelHas) {

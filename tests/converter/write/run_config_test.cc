@@ -254,6 +254,37 @@ TEST(RunConfigProblem, IsAScalingOfPositionsWithoutAnArgument) {
             "llama: scales positions by longrope, for which Megatron-LM has no argument");
   config.rope_scaling.type = models::RopeType::kLlama3;
   EXPECT_EQ(problem(config), "none");
+  config.rope_scaling.original_max_position_embeddings = 4096;
+  EXPECT_EQ(problem(config),
+            "llama: scales positions by llama3 with frequencies of its own, for which "
+            "Megatron-Bridge has no field");
+}
+
+TEST(RunConfigProblem, IsAnyScalingOfLatentAttentionButYarn) {
+  auto config = config_of({.family = "deepseek_v3", .q_lora = 8});
+  config.rope_scaling = {.type = models::RopeType::kYarn, .factor = 4.0, .attention_factor = 1.5};
+  EXPECT_EQ(problem(config), "none");  // arguments say the factor by mscale
+  config.rope_scaling.truncate = false;
+  EXPECT_NE(problem(config).find("a range that is not rounded"), std::string::npos);
+  config.rope_scaling = {.type = models::RopeType::kLinear, .factor = 4.0};
+  EXPECT_NE(problem(config).find("another way than yarn"), std::string::npos);
+}
+
+TEST(RunConfigProblem, IsAGroupOfExpertsThatMegatronCoreWeighsByOthers) {
+  auto config = config_of({.family = "deepseek_v3", .q_lora = 8});
+  config.moe_router_num_groups = 4;
+  config.moe_router_group_topk = 2;
+  config.moe_router_topk = 4;
+  EXPECT_EQ(problem(config), "none");
+  config.moe_router_topk = 6;
+  EXPECT_NE(problem(config).find("chooses 6 experts of 2 groups"), std::string::npos);
+}
+
+TEST(RunConfigProblem, IsALayerOfQwen3MoeWithoutExperts) {
+  auto config = config_of({.family = "qwen3_moe"});
+  EXPECT_EQ(problem(config), "none");
+  config.moe_layer_freq[0] = false;
+  EXPECT_NE(problem(config).find("has layers without experts"), std::string::npos);
 }
 
 TEST(RunConfigProblem, IsAFactorOfScaledPositionsThatDoesNotFollowFromTheScaling) {

@@ -1,5 +1,6 @@
 """`ferry train grpo` when something breaks, or answers are worth nothing: the tables of docs/training/grpo.md and docs/training/sft.md."""
 import contextlib
+import math
 import os
 import shutil
 import signal
@@ -9,7 +10,7 @@ import time
 
 import pytest
 
-from ppo_run import ACTOR, ANSWERS, PROMPTS, REWARD, ROLLOUT, metrics, samples, settings, train, write_world
+from ppo_run import ACTOR, ANSWERS, PROMPTS, REWARD, ROLLOUT, metrics, samples, settings, train, write_prompts, write_world
 from ranks import TORCH_PROGRAM, address_spaces, finish, finish_soon, lose, memory_limit, start_training, wait_for
 from support import Mounted, run_ok
 
@@ -115,6 +116,29 @@ def test_answers_that_are_empty_or_cut_off_are_scored(world, work):
         assert len(rows) == 8
         for row in rows:
             assert row["score"] == pytest.approx(sum(map(ord, row["output"])) % 7 / 6) and (row["output"] == "") == (name == "ends")
+
+
+def test_a_few_rows_run_through_an_interleaved_pipeline(work):
+    """One answer is validated, which fills no group of micro-batches: a reward model scores it as without a pipeline."""
+    import torch
+    import transformers
+    world = write_world(work)
+    torch.manual_seed(5)
+    config = transformers.AutoConfig.from_pretrained(world / "model", num_labels=1)
+    transformers.LlamaForSequenceClassification(config).save_pretrained(world / "judge")
+    write_prompts(world / "val.jsonl", 1)
+    judged = {"reward_model.enable": True, "reward_model.model.path": str(world / "judge"), "reward_model.command": None,
+              "data.val_files": [str(world / "val.jsonl")], "trainer.test_freq": 1, "trainer.total_training_steps": 1}
+    interleaved = {f"{ACTOR}.megatron.pipeline_model_parallel_size": 2, f"{ACTOR}.megatron.pipeline_model_parallel_layout": "E|t|t|L"}
+    alone, piped = train(world, work / "alone", **judged)[1], train(world, work / "piped", 2, **judged, **interleaved)[1]
+    scores = {name: value for name, value in alone.items() if name.startswith("val-")}
+    assert scores and {name: piped[name] for name in scores} == pytest.approx(scores, rel=1e-4)
+    assert piped["critic/score/mean"] == alone["critic/score/mean"]
+
+
+def test_float16_learns_of_the_kept_tokens_alone(world, work):
+    step = train(world, work / "run", **{f"{ACTOR}.megatron.dtype": "float16", f"{ROLLOUT}.top_p": 0.9, "trainer.total_training_steps": 1})[1]
+    assert math.isfinite(step["actor/entropy"]) and step["training/rollout_probs_diff_max"] < 1e-3
 
 
 # -------------------------------------------------------------------------------------------------------------- memory

@@ -388,3 +388,31 @@ def test_settings_without_effect_are_said(world, tmp_path):
     refused = {"engine.recompute_granularity": "selective", "engine.recompute_modules": ["moe_act"]}
     done = ferry("train", "sft", *settings(world, tmp_path / "refused", **refused))
     assert done.returncode == 2 and "has no experts" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize("batching", ["tokens", "rows"])
+def test_every_row_of_a_validation_counts_on_every_mesh(batching, rows, world, tmp_path):
+    """Batches that data parallel ranks cannot share evenly, or that fill no group of an interleaved pipeline, are padded with rows of no weight."""
+    write_rows(tmp_path / "val.jsonl", conversations()[:rows])
+    cut = {"tokens": {}, "rows": {"data.use_dynamic_bsz": False, "data.micro_batch_size_per_gpu": 1, "data.max_token_len_per_gpu": None}}[batching]
+    pipeline = {"engine.pipeline_model_parallel_size": 2, "engine.virtual_pipeline_model_parallel_size": 2}
+
+    def validated(name, ranks, **more):
+        train(world, tmp_path / name, ranks, **cut, **more, **{"trainer.total_training_steps": 1, "checkpoint.save_freq": 0,
+              "data.val_files": [str(tmp_path / "val.jsonl")], "engine.alignment": "bitwise"})
+        return json.loads((tmp_path / name / "metrics.jsonl").read_text())["data"]["val/loss"]
+    alone = validated("alone", 1)
+    assert alone > 1
+    assert {name: validated(name, ranks, **more) for name, ranks, more in [
+        ("dp2", 2, {}), ("dp4", 4, {}), ("pp2", 2, pipeline), ("dp2pp2", 4, pipeline)]} == pytest.approx(
+            dict.fromkeys(["dp2", "dp4", "pp2", "dp2pp2"], alone), rel=1e-6)
+
+
+def test_a_run_on_other_data_begins_anew_with_the_checkpoint_as_the_model(world, tmp_path):
+    write_rows(tmp_path / "others.jsonl", conversations()[1:])
+    other = {"data.train_files": [str(tmp_path / "others.jsonl")], "trainer.total_training_steps": 3}
+    train(world, tmp_path / "run", **{"trainer.total_training_steps": 2})
+    (status, said), = finish(start_ranks(1, settings(world, tmp_path / "run", **other)))
+    assert status == 2 and "in another trainer.default_local_dir, with the checkpoint as the model" in said, said
+    assert len(train(world, tmp_path / "anew", **other, **{"model.path": str(tmp_path / "run")})) == 3

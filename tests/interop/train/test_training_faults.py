@@ -10,7 +10,8 @@ import time
 
 import pytest
 
-from ranks import TORCH_PROGRAM, address_spaces, finish, lose, memory_limit, wait_for
+import ppo_run
+from ranks import TORCH_PROGRAM, address_spaces, finish, lose, memory_limit, start_training, wait_for
 from sft_run import BATCH, WORDS, conversations, losses, settings, start_ranks, train, write_model, write_rows
 from support import Mounted, run_ok
 
@@ -77,6 +78,42 @@ def test_a_disk_that_is_full_of_the_checkpoint(world, whole, work):
         assert status == 2 and "No space left on device" in said and f"while saving {disk}/run/hf_model" in said, said
         assert "the same command goes on from it" in said and "--resume" not in said, said
         assert latest(disk / "run") == 1
+
+
+@pytest.mark.parametrize("algorithm", ["sft", "ppo"])
+def test_a_save_that_was_killed_behind_its_last_rename(algorithm, world, work):
+    """The newest iteration is there, and nothing else that a save does: the run that goes on from it, over already or not, does the rest."""
+    settings_of, role = settings, ""
+    if algorithm == "ppo":
+        world, settings_of, role = ppo_run.write_world(work), ppo_run.settings, "actor"
+    run, before = work / "run", work / "before"
+    saving = {"checkpoint.save_freq": 1, "checkpoint.save_hf": True, "checkpoint.keep_last": 2, "checkpoint.keep_every": 4}
+
+    def go(steps):
+        done = finish(start_training(2, algorithm, settings_of(world, run, **saving, **{"trainer.total_training_steps": steps})))
+        assert [status for status, _ in done] == [0, 0], done
+    for steps, following in [(3, 3), (4, 5)]:  # the run is over, or goes on
+        go(steps - 1)
+        shutil.copytree(run, before)
+        go(steps)
+        folder, old = run / role, before / role
+        for step in range(1, steps):  # as they were
+            if (old / f"iter_{step:07}").exists() and not (folder / f"iter_{step:07}").exists():
+                shutil.copytree(old / f"iter_{step:07}", folder / f"iter_{step:07}")
+        shutil.copy(old / "latest_checkpointed_iteration.txt", folder)
+        shutil.rmtree(folder / "hf_model")
+        shutil.copytree(old / "hf_model", folder / "hf_model")
+        shutil.copytree(old / f"iter_{steps - 1:07}", folder / ".iter_0000001.superseded")
+        for name in (".iter_0000001.ferry", f".iter_{steps:07}.ferry"):  # of one that is gone, and of one that is there
+            (folder / name).mkdir(mode=0o700)
+            (folder / name / "ferry-work").write_text("ferry-work-1\n")
+        go(following)
+        assert int((folder / "latest_checkpointed_iteration.txt").read_text()) == following
+        assert {path.name for path in folder.iterdir() if "iter" in path.name and path.is_dir()} == {
+            f"iter_{step:07}" for step in range(1, following + 1) if step > following - 2 or step % 4 == 0}
+        assert not list(folder.glob(".hf_model.*"))
+        run_ok("verify", folder, folder / "hf_model")
+        shutil.rmtree(before)
 
 
 @pytest.mark.parametrize("what, lost", [(signal.SIGKILL, 3), (signal.SIGSTOP, 0)], ids=["killed", "hangs"])

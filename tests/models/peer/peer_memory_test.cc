@@ -104,7 +104,7 @@ TEST_P(PeerMemory, SumsAndGathersAsAtenAndNccl) {
   });
 }
 
-// Where a rank has rows of which each lies with the rank that `owners` has for it: its own first.
+// The places of rows on a rank, its own first; each lies with the rank that `owners` has for it.
 struct ScatteredRows {
   ScatteredRows(const at::Tensor& owners, std::int64_t rank)
       : order(at::argsort(owners.ne(rank).to(at::kInt), /*stable=*/true)),

@@ -199,6 +199,8 @@ void write_config(const TinyModel& model, const fs::path& folder) {
     set({{"num_key_value_heads", model.num_query_groups * model.heads_per_group},
          {"n_routed_experts", model.experts},
          {"n_shared_experts", 2},
+         {"n_group", 1},
+         {"topk_group", 1},
          {"first_k_dense_replace", model.dense_layers},
          {"moe_intermediate_size", model.moe_ffn},
          {"topk_method", model.expert_bias ? "noaux_tc" : "greedy"},

@@ -1,0 +1,180 @@
+// Experts of few rows, against products of single experts and grouped products.
+#include <ATen/ATen.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "models/cuda_fixture.h"
+#include "models/kernels/experts/experts.h"
+#include "models/kernels/swiglu.h"
+#include "models/kernels/swiglu_cuda.h"
+
+namespace ferry::models {
+namespace {
+
+struct FewRows {
+  std::int64_t experts = 128, hidden = 2048, ffn = 768, topk = 8;
+  ExpertWeights weights;
+
+  FewRows() = default;
+  FewRows(std::int64_t num_experts, std::int64_t hidden_size, std::int64_t ffn_size)
+      : experts(num_experts), hidden(hidden_size), ffn(ffn_size) {}
+  void fill() {
+    const auto like = at::TensorOptions().device(at::kCUDA).dtype(at::kBFloat16);
+    weights.fc1 = at::randn({experts, 2 * ffn, hidden}, like) / 32;
+    weights.fc2 = at::randn({experts, hidden, ffn}, like) / 32;
+  }
+  void fill_biases() {
+    weights.fc1_bias = at::randn({experts, 2 * ffn}, weights.fc1.options());
+    weights.fc2_bias = at::randn({experts, hidden}, weights.fc1.options());
+    weights.quick = QuickGeglu{.clamp = 1.5, .offset = 1};
+  }
+  // The result of one row.
+  at::Tensor expected(const at::Tensor& row, std::int64_t expert) const {
+    const auto of = [&](const at::Tensor& x) { return x.defined() ? x[expert] : x; };
+    const auto gate_up = at::linear(row, of(weights.fc1), of(weights.fc1_bias));
+    const auto hidden_row = weights.quick ? quick_geglu(gate_up, *weights.quick) : swiglu(gate_up);
+    return at::linear(hidden_row, of(weights.fc2), of(weights.fc2_bias))[0];
+  }
+  at::Tensor choose(std::int64_t tokens) const {
+    return at::rand({tokens, experts}, at::TensorOptions().device(at::kCUDA))
+        .argsort(/*stable=*/true, -1, /*descending=*/false)
+        .narrow(1, 0, topk)
+        .contiguous();
+  }
+};
+
+class FewExpertKernels : public CudaKernels {};
+
+TEST_F(FewExpertKernels, FewRowsAreThoseOfTheirExperts) {
+  std::vector<FewRows> shapes{FewRows(), FewRows(8, 96, 40), FewRows(16, 2048, 1408),
+                              FewRows(8, 96, 40), FewRows(16, 2880, 2880)};
+  for (std::size_t i = 0; i < shapes.size(); ++i) {
+    auto& sizes = shapes[i];
+    sizes.fill();
+    if (i >= 3) sizes.fill_biases();
+    for (const std::int64_t tokens : {1, 2, 7, 32}) {
+      const auto x = random({tokens, sizes.hidden});
+      const auto experts = sizes.choose(tokens);
+      ASSERT_TRUE(few_choices_supported(sizes.weights, experts.numel(), Alignment::kFast));
+      const auto found = apply_experts_to_few(x, experts, sizes.weights, Alignment::kFast);
+      const auto of = experts.cpu();
+      for (std::int64_t choice = 0; choice < experts.numel(); ++choice) {
+        const auto expert = of.const_data_ptr<std::int64_t>()[choice];
+        const auto row = x.narrow(0, choice / sizes.topk, 1);
+        const auto expected = sizes.expected(row, expert);
+        const auto scale = expected.abs().max().item<float>();
+        EXPECT_LT((found[choice] - expected).abs().max().item<float>(), 0.02F * scale)
+            << "choice " << choice << " of " << tokens << " tokens";
+      }
+    }
+  }
+}
+
+TEST_F(FewExpertKernels, AFewRowsResultDependsOnNoOtherRow) {
+  FewRows sizes;
+  sizes.fill();
+  const auto x = random({32, sizes.hidden});
+  const auto experts = sizes.choose(32);
+  const auto all = apply_experts_to_few(x, experts, sizes.weights, Alignment::kFast);
+  for (const std::int64_t token : {0, 5, 31})
+    EXPECT_TRUE(same_bytes(all.narrow(0, token * sizes.topk, sizes.topk),
+                           apply_experts_to_few(x.narrow(0, token, 1), experts.narrow(0, token, 1),
+                                                sizes.weights, Alignment::kFast)));
+}
+
+// The results of choices as a layer of kBitwise has them: grouped products, biases added to what
+// these round to, and the activation.
+at::Tensor by_grouped_products(const at::Tensor& x,
+                               const at::Tensor& experts,
+                               const FewRows& sizes) {
+  const auto& [fc1, fc2, fc1_bias, fc2_bias, quick] = sizes.weights;
+  const auto places = expert_order(experts.flatten(), {0, sizes.experts});
+  const auto rows = gather_choices(x, places, sizes.topk, experts.numel());
+  const auto gate_up = at::_grouped_mm(rows, fc1.transpose(1, 2), places.ends);
+  const auto hidden = quick
+                          ? quick_geglu(gate_up, {.values = fc1_bias, .ends = places.ends}, *quick)
+                          : swiglu(gate_up);
+  auto y = at::_grouped_mm(hidden, fc2.transpose(1, 2), places.ends);
+  if (fc2_bias.defined()) y = add_expert_biases(y, {.values = fc2_bias, .ends = places.ends});
+  return y.index_select(0, places.inverse);
+}
+
+TEST_F(FewExpertKernels, FewRowsOfBitwiseHaveTheBitsOfGroupedProducts) {
+  std::vector<FewRows> shapes{FewRows(), FewRows(8, 128, 64), FewRows(16, 2048, 1408),
+                              FewRows(8, 128, 192), FewRows(16, 2880, 2880)};
+  for (std::size_t i = 0; i < shapes.size(); ++i) {
+    auto& sizes = shapes[i];
+    sizes.fill();
+    if (i >= 3) sizes.fill_biases();
+    for (const std::int64_t tokens : {1, 2, 7, 32}) {
+      const auto x = random({tokens, sizes.hidden});
+      for (const bool of_one : {false, true}) {
+        auto experts = sizes.choose(tokens);
+        if (of_one) experts = experts.narrow(0, 0, 1).expand({tokens, -1}).contiguous();
+        ASSERT_TRUE(few_choices_supported(sizes.weights, experts.numel(), Alignment::kBitwise));
+        EXPECT_TRUE(same_bytes(apply_experts_to_few(x, experts, sizes.weights, Alignment::kBitwise),
+                               by_grouped_products(x, experts, sizes)))
+            << tokens << " tokens, hidden " << sizes.hidden << ", of one " << of_one;
+      }
+    }
+  }
+}
+
+// Two kernels for the products of few tokens and their sum, beside three for any number.
+TEST_F(FewExpertKernels, FewTokensHaveTheBitsOfFewRows) {
+  for (const std::int64_t topk : {1, 3, 4, 8, 10, 16}) {
+    std::vector<FewRows> shapes{FewRows(), FewRows(16, 96, 40), FewRows(16, 2880, 2880)};
+    for (std::size_t i = 0; i < shapes.size(); ++i) {
+      auto& sizes = shapes[i];
+      sizes.topk = topk;
+      sizes.fill();
+      if (i > 0) sizes.fill_biases();
+      for (const std::int64_t tokens : {1, 3, 4}) {
+        const auto x = random({tokens, sizes.hidden});
+        const auto experts = sizes.choose(tokens);
+        ASSERT_EQ(few_tokens_supported(sizes.weights, experts),
+                  tokens == 1 || 4 * tokens * topk <= sizes.experts);
+        const auto results = apply_experts_to_few(x, experts, sizes.weights, Alignment::kFast);
+        for (const auto dtype : {at::kBFloat16, at::kFloat}) {
+          const auto of_choices = random({tokens, topk}, dtype);
+          EXPECT_TRUE(same_bytes(apply_experts_to_few_tokens(x, experts, of_choices, sizes.weights),
+                                 combine_choices(results, {}, of_choices)))
+              << topk << " choices of " << tokens << " tokens, hidden " << sizes.hidden;
+        }
+      }
+    }
+  }
+  FewRows many;
+  many.fill();
+  EXPECT_FALSE(few_tokens_supported(many.weights, many.choose(kMostFewTokens + 1)));
+}
+
+// Logits are sums in another order than cuBLAS's, so that only clear choices must agree.
+TEST_F(FewExpertKernels, RouteFewTokensInOneKernel) {
+  for (const auto& [num_experts, hidden] :
+       std::vector<std::pair<std::int64_t, std::int64_t>>{{128, 2048}, {60, 96}, {512, 2048}}) {
+    const auto weight = random({num_experts, hidden});
+    const auto x = random({kMostFewTokens, hidden});
+    ASSERT_TRUE(few_routed_supported(x, weight));
+    for (const bool normalize : {false, true}) {
+      const auto found = route_few(x, weight, 8, normalize);
+      const auto logits = at::linear(x.to(at::kFloat), weight.to(at::kFloat)).to(at::kBFloat16);
+      const auto expected = choose_experts(logits, 8, normalize, Alignment::kFast);
+      const auto of_found = logits.gather(1, found.experts).to(at::kFloat);
+      const auto of_expected = logits.gather(1, expected.experts).to(at::kFloat);
+      EXPECT_TRUE(at::allclose(of_found, of_expected, 0.01, 0.01)) << num_experts;
+      EXPECT_TRUE(
+          at::allclose(found.weights.to(at::kFloat), expected.weights.to(at::kFloat), 0.05, 1e-3));
+      for (std::int64_t token = 0; token < kMostFewTokens; ++token) {
+        const auto alone = route_few(x.narrow(0, token, 1), weight, 8, normalize);
+        EXPECT_TRUE(same_bytes(alone.experts, found.experts.narrow(0, token, 1)));
+        EXPECT_TRUE(same_bytes(alone.weights, found.weights.narrow(0, token, 1)));
+      }
+    }
+  }
+  EXPECT_FALSE(few_routed_supported(random({kMostFewTokens + 1, 96}), random({8, 96})));
+}
+
+}  // namespace
+}  // namespace ferry::models
