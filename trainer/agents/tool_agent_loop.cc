@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "rollout/text/shallow_json.h"
 #include "rollout/text/tool_calls.h"
 
 namespace ferry::trainer {
@@ -57,7 +58,14 @@ std::vector<AgentQuestion> ToolAgentLoop::turn_is_over(Session& session,
         .body = {
             {"session", session.seed}, {"name", name}, {"arguments", json::parse(arguments)}}});
     const auto found = std::ranges::find(tools_.names, name);
-    if (found == tools_.names.end())
+    std::string wide;  // nlohmann would make another number of it
+    rollout::text::visit_wide_integers(arguments, [&](const auto& place) {
+      wide = place.digits;
+      return false;
+    });
+    if (!wide.empty())
+      question.known = json{{"error", fmt::format("{} has more than 64 bits", wide)}};
+    else if (found == tools_.names.end())
       question.known = json{
           {"error", fmt::format("there is no such tool, but: {}", fmt::join(tools_.names, ", "))}};
     else

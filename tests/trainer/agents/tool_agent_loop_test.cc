@@ -58,6 +58,16 @@ TEST_F(ToolAgentLoopTest, AToolThatIsNoneIsAnsweredAtOnce) {
   EXPECT_EQ(asked.at(0).known, json({{"error", "there is no such tool, but: add, find"}}));
 }
 
+TEST_F(ToolAgentLoopTest, AnIntegerThatNoProgramWouldGetAsItIsIsAnErrorOfTheTool) {
+  const auto asked = loop_.turn_is_over(
+      session_, call("add", R"({"a": 9223372036854775807, "b": [18446744073709551616]})") +
+                    call("add", R"({"a": 9223372036854775807})"));
+  ASSERT_EQ(asked.size(), 2U);
+  EXPECT_EQ(asked[0].known, json({{"error", "18446744073709551616 has more than 64 bits"}}));
+  EXPECT_FALSE(asked[1].known);
+  EXPECT_EQ(asked[1].body.at("arguments").at("a"), std::int64_t{9223372036854775807});
+}
+
 TEST_F(ToolAgentLoopTest, CallsBeyondTheirLimitAreNotMade) {
   auto one = loop(1);
   EXPECT_EQ(one.turn_is_over(session_, call("add", "{}") + call("find", "{}")).size(), 1U);
