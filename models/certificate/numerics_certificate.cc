@@ -139,7 +139,8 @@ class Examiner {
 
     differing.clear();
     for (const auto slices : kSlices) {
-      if (shape.n % (slices * shape.cut->parts) != 0 || shape.n / slices < kNarrowestSlice)
+      if (shape.n % (std::int64_t{slices} * shape.cut->parts) != 0 ||
+          shape.n / slices < kNarrowestSlice)
         continue;
       for (const int rank : {0, slices - 1}) {
         const auto boxes = shape.cut->boxes({shape.n, shape.k}, rank, slices);

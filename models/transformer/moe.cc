@@ -158,7 +158,7 @@ at::Tensor MoELayer::forward(const at::Tensor& normed, const RouterChoice& choic
 
 at::Tensor MoELayer::shared(const at::Tensor& normed) const {
   if (!shared_) return {};
-  const auto output = shared_->forward(normed);
+  auto output = shared_->forward(normed);
   if (!shared_gate_.defined()) return output;
   return models::sigmoid(linear(normed, shared_gate_, {}, setup_.alignment())) * output;
 }

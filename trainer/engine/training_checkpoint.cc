@@ -189,16 +189,16 @@ converter::SaveReport TrainingCheckpoint::write(
   const auto layout = distckpt::gather_mesh_layout(group, std::move(shards));
   const auto memory = models::make_memory_source(layout.layout);
   const auto& model = *chunks_.front();
-  const auto report = converter::save(group, layout, *memory,
-                                      {.config = model.config(),
-                                       .to = config_.root,
-                                       .iteration = {iteration},
-                                       .parallel = model.mesh().shape().parallel(),
-                                       .origin = config_.origin,
-                                       .common = std::move(common),
-                                       .overwrite = true,  // what a run left that was stopped here
-                                       .threads = config_.threads,
-                                       .staging = models::staging_memory()});
+  auto report = converter::save(group, layout, *memory,
+                                {.config = model.config(),
+                                 .to = config_.root,
+                                 .iteration = {iteration},
+                                 .parallel = model.mesh().shape().parallel(),
+                                 .origin = config_.origin,
+                                 .common = std::move(common),
+                                 .overwrite = true,  // what a run left that was stopped here
+                                 .threads = config_.threads,
+                                 .staging = models::staging_memory()});
   distckpt::run_together(group, [&] {
     if (group.rank == 0) remove_superseded(config_, saved_iterations(config_.root));
   });

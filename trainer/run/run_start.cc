@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <system_error>
 
 #include "distckpt/base/error.h"
 #include "distckpt/storage/filenames.h"
@@ -75,9 +76,9 @@ RunStart run_start(const CheckpointSection& checkpoint,
     const auto steps = saved_steps(folder, roles);
     return {.step = steps.empty() ? 0 : steps.back()};
   }
-  const auto start = checkpoint.resume_mode == ResumeMode::kResumePath
-                         ? start_elsewhere(checkpoint.resume_from_path, roles)
-                         : RunStart{};
+  auto start = checkpoint.resume_mode == ResumeMode::kResumePath
+                   ? start_elsewhere(checkpoint.resume_from_path, roles)
+                   : RunStart{};
   for (const auto& role : roles) require_none_newer(role_folder(folder, role), start.step);
   return start;
 }
@@ -87,7 +88,9 @@ void finish_resumed_save(const RunStart& start,
                          const ModelConfig& model,
                          const fs::path& folder,
                          const RoleFolders& roles) {
-  if (start.step == 0 || !(start.root.empty() || fs::equivalent(start.root, folder))) return;
+  std::error_code error;  // a folder that is not there yet
+  const bool is_own = start.root.empty() || fs::equivalent(start.root, folder, error);
+  if (start.step == 0 || !is_own) return;
   for (const auto& role : roles)
     publish_resumed({.root = role_folder(folder, role),
                      .keep_last = kept_of_roles(checkpoint.keep_last.value_or(0), roles.size()),

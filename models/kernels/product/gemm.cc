@@ -151,7 +151,7 @@ struct Key {
   std::int64_t k = 0;
   std::int64_t bucket = 0;
   bool has_bias = false;
-  auto operator<=>(const Key&) const = default;
+  auto operator<=>(const Key&) const = default;  // NOLINT(modernize-use-nullptr)
 };
 
 // One of cuBLASLt's, or that of ordered_rows.cu.
