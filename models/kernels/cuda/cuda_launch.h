@@ -22,28 +22,20 @@ cudaError_t serial_gemm(const float* x,
                         std::int64_t k,
                         cudaStream_t stream);
 
-// The same of bf16, 1 to 4 rows, k a multiple of 8, all aligned to 16 bytes: summed in fp32,
-// rounded once.
-cudaError_t few_rows_product(const void* x,
-                             const void* weight,
-                             const void* bias,  // or null
-                             void* y,
-                             std::int64_t rows,
-                             std::int64_t n,
-                             std::int64_t k,
-                             cudaStream_t stream);
-
-// x [rows, k], weight [n, k], bias [n] or null, y [rows, n], all bf16, for at most 8 rows: sums of
-// instructions of 16 channels, one after the other (models/kernels/product/ordered_columns.cuh).
+// The same of bf16, all aligned to 16 bytes, rounded once.
+using RowsProduct = cudaError_t(const void* x,
+                                const void* weight,
+                                const void* bias,  // or null
+                                void* y,
+                                std::int64_t rows,
+                                std::int64_t n,
+                                std::int64_t k,
+                                cudaStream_t stream);
+// 1 to 4 rows, k a multiple of 8: summed in fp32.
+RowsProduct few_rows_product;
+// At most 8 rows: sums of instructions of 16 channels, one after the other (ordered_columns.cuh).
 bool ordered_rows_supported(std::int64_t rows, std::int64_t k);
-cudaError_t ordered_rows_product(const void* x,
-                                 const void* weight,
-                                 const void* bias,  // or null
-                                 void* y,
-                                 std::int64_t rows,
-                                 std::int64_t n,
-                                 std::int64_t k,
-                                 cudaStream_t stream);
+RowsProduct ordered_rows_product;
 
 struct RmsNormShape {
   std::int64_t rows = 0;

@@ -92,38 +92,26 @@ struct FewRowsShape {
   float clamp = 0;
   float offset = 0;
 };
+using ExpertProduct = cudaError_t(const void* x,
+                                  const std::int64_t* choices,
+                                  const void* weights,
+                                  const void* biases,  // or null: [experts, rows of its weights]
+                                  void* y,
+                                  FewRowsShape shape,
+                                  cudaStream_t stream);
 bool few_rows_supported(std::int64_t in);
-cudaError_t expert_rows(const void* x,
-                        const std::int64_t* choices,
-                        const void* weights,
-                        const void* biases,  // or null: [experts, rows of its weights]
-                        void* y,
-                        FewRowsShape shape,
-                        cudaStream_t stream);
+ExpertProduct expert_rows;
 
-// expert_rows() whose sums are those of grouped products (models/kernels/product/
-// ordered_columns.cuh).
+// The same, whose sums are those of grouped products (models/kernels/cuda/ordered_columns.cuh).
 constexpr int kMostOrderedChoices = 256;
 bool ordered_experts_supported(const FewRowsShape& shape);
-cudaError_t ordered_expert_rows(const void* x,
-                                const std::int64_t* choices,
-                                const void* weights,
-                                const void* biases,  // or null
-                                void* y,
-                                FewRowsShape shape,
-                                cudaStream_t stream);
+ExpertProduct ordered_expert_rows;
 
 // expert_rows() for few tokens: an expert is read once for each token that chose it. First the
 // gated product of a row for each token, then the other with combine_choices() of it, y [tokens,
 // columns].
 bool few_tokens_supported(const FewRowsShape& shape);
-cudaError_t gated_expert_rows(const void* x,
-                              const std::int64_t* choices,
-                              const void* weights,
-                              const void* biases,  // or null
-                              void* y,
-                              FewRowsShape shape,
-                              cudaStream_t stream);
+ExpertProduct gated_expert_rows;
 cudaError_t combined_expert_rows(const void* x,
                                  const std::int64_t* choices,
                                  const void* weights,

@@ -1,6 +1,6 @@
 #include "models/kernels/cuda/gated_units.cuh"
+#include "models/kernels/cuda/ordered_columns.cuh"
 #include "models/kernels/experts/expert_launch.h"
-#include "models/kernels/product/ordered_columns.cuh"
 
 namespace ferry::models::launch {
 namespace {

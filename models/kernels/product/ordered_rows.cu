@@ -1,5 +1,5 @@
 #include "models/kernels/cuda/cuda_launch.h"
-#include "models/kernels/product/ordered_columns.cuh"
+#include "models/kernels/cuda/ordered_columns.cuh"
 
 namespace ferry::models::launch {
 namespace {
