@@ -123,7 +123,7 @@ void KVCache::store(std::int64_t layer,
   const auto is_in_units = [](const at::Tensor& x) {
     return x.size(2) * x.element_size() % 16 == 0;
   };
-  if (value.defined() && key.is_cuda() && is_in_units(key) && is_in_units(value)) {
+  if (key.is_cuda() && is_in_units(key) && (!value.defined() || is_in_units(value))) {
     models::store_in_slots_cuda(key, value, slots, this->key(layer), this->value(layer));
     return;
   }

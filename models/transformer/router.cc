@@ -3,11 +3,12 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
-#include <limits>
+#include <algorithm>
 #include <tuple>
 
 #include "distckpt/base/error.h"
 #include "models/kernels/experts/experts.h"
+#include "models/kernels/experts/sigmoid_choice.h"
 #include "models/kernels/product/linear.h"
 #include "models/kernels/whole_vectors.h"
 
@@ -19,20 +20,6 @@ TopKRouter::TopKRouter(const ModelSetup& setup, Parameters& parameters, const st
       weight_(parameters.take(prefix + "mlp.router.weight", GradientOverTp::kPartial)),
       bias_(parameters.take_if(prefix + "mlp.router.bias", GradientOverTp::kPartial)),
       expert_bias_(parameters.take_if(prefix + "mlp.router.expert_bias")) {}
-
-at::Tensor TopKRouter::limit_to_groups(const at::Tensor& scores,
-                                       const at::Tensor& group_scores,
-                                       double hidden) const {
-  const auto& config = setup_.config;
-  const auto best = std::get<1>(
-      at::topk(group_scores, config.moe_router_group_topk, -1, /*largest=*/true, /*sorted=*/false));
-  const auto mask = at::zeros_like(group_scores).scatter(1, best, 1);
-  const auto of_experts = mask.unsqueeze(-1)
-                              .expand({-1, config.moe_router_num_groups,
-                                       config.num_moe_experts / config.moe_router_num_groups})
-                              .reshape({-1, config.num_moe_experts});
-  return scores.masked_fill(of_experts.to(at::kBool).logical_not(), hidden);
-}
 
 bool TopKRouter::chooses_in_one_kernel(const at::Tensor& x) const {
   return x.is_cuda() && !setup_.config.traits.moe_router_weights_in_fp32 &&
@@ -101,7 +88,7 @@ Routing TopKRouter::route(const at::Tensor& x, const at::Tensor& given, bool gen
   }
   routing.logits = config.traits.moe_router_logits_in_params_dtype  // MiniMax-M2
                        ? linear(x, weight_, {}, setup_.alignment()).to(at::kFloat)
-                       : linear(x.to(at::kFloat), weight_.to(at::kFloat), {}, setup_.alignment());
+                       : linear_in_fp32(x, weight_, setup_.alignment());
   const bool softmax = config.moe_router_score_function == ScoreFunction::kSoftmax;
   if (softmax && expert_bias_.defined()) {  // ERNIE 4.5
     const auto scores = at::softmax(routing.logits, -1, at::kFloat);
@@ -113,24 +100,28 @@ Routing TopKRouter::route(const at::Tensor& x, const at::Tensor& given, bool gen
   }
   if (softmax) {  // DeepSeek-V2
     const auto scores = at::softmax(routing.logits, -1, at::kFloat);
-    const auto limited = groups ? limit_to_groups(scores, grouped(scores).amax(-1), 0.0) : scores;
+    const auto limited = groups ? limit_to_groups(scores, grouped(scores).amax(-1),
+                                                  config.moe_router_group_topk, 0.0)
+                                : scores;
     const auto [best, chosen] = at::topk(limited, topk, -1, /*largest=*/true, /*sorted=*/false);
     routing.experts = experts_for(chosen);
     routing.weights = (replays ? scores.gather(1, routing.experts) : best) *
                       config.moe_router_topk_scaling_factor;
     return routing;
   }
-  const auto scores = models::sigmoid(routing.logits);  // DeepSeek-V3
-  auto choice = expert_bias_.defined() ? scores + expert_bias_ : scores;
-  if (groups) {
-    const auto best_two = std::get<0>(at::topk(grouped(choice), 2, -1)).sum(-1);
-    choice = limit_to_groups(choice, best_two, -std::numeric_limits<double>::infinity());
+  const SigmoidChoice of_sigmoids{.topk = topk,  // DeepSeek-V3
+                                  .groups = std::max<std::int64_t>(config.moe_router_num_groups, 1),
+                                  .group_topk =
+                                      std::max<std::int64_t>(config.moe_router_group_topk, 1),
+                                  .scaling_factor = config.moe_router_topk_scaling_factor};
+  if (generates && !replays &&
+      chooses_by_sigmoid(weight_.size(0), of_sigmoids, x.device(), setup_.alignment())) {
+    auto [experts, weights] = choose_by_sigmoid(routing.logits, expert_bias_, of_sigmoids);
+    return {.experts = experts, .weights = weights, .logits = routing.logits};
   }
-  routing.experts =
-      experts_for(std::get<1>(at::topk(choice, topk, -1, /*largest=*/true, /*sorted=*/false)));
-  const auto chosen = scores.gather(1, routing.experts);
-  const auto normed = chosen / (chosen.sum(-1, /*keepdim=*/true) + 1e-20);
-  routing.weights = normed * config.moe_router_topk_scaling_factor;
+  const auto scores = models::sigmoid(routing.logits);
+  routing.experts = experts_for(experts_by_scores(scores, expert_bias_, of_sigmoids));
+  routing.weights = weights_by_scores(scores, routing.experts, of_sigmoids);
   return routing;
 }
 

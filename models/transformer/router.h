@@ -23,18 +23,13 @@ class TopKRouter {
 
   // x [tokens, hidden] -> its routing, which `choice` has seen.
   Routing forward(const at::Tensor& x, const RouterChoice& choice) const;
-  // The same in generation: in kFast one kernel of a GPU, which may choose otherwise where experts
+  // The same in generation, where one kernel of a GPU may choose: in kFast otherwise where experts
   // tie.
   Routing generate(const at::Tensor& x, const RouterChoice& choice) const;
 
  private:
   Routing route(const at::Tensor& x, const at::Tensor& given, bool generates) const;
-  // Sets the scores of experts outside of the best groups to `hidden`.
-  at::Tensor limit_to_groups(const at::Tensor& scores,
-                             const at::Tensor& group_scores,
-                             double hidden) const;
-
-  // In kFast, where weights have the logits' dtype.
+  // By softmax, where weights have the logits' dtype.
   bool chooses_in_one_kernel(const at::Tensor& x) const;
 
   const ModelSetup& setup_;

@@ -89,7 +89,8 @@ void store_in_slots_cuda(const at::Tensor& key,
                             .group_units = units(rows.size(2)),
                             .group_stride = units(rows.stride(1))};
   };
-  check(launch::store_in_slots(rows_of(key, key_cache), rows_of(value, value_cache),
+  check(launch::store_in_slots(rows_of(key, key_cache),
+                               value.defined() ? rows_of(value, value_cache) : launch::SlotRows{},
                                slots.const_data_ptr<std::int64_t>(), key.size(0), stream()));
 }
 

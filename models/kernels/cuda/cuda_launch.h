@@ -12,14 +12,16 @@ namespace ferry::models::launch {
 
 enum class Element : std::uint8_t { kBf16, kFloat };
 
-// y[m, n] = sum over k of x[m, k] w[n, k], in the order of k, then + bias[n]; all fp32.
-cudaError_t serial_gemm(const float* x,
-                        const float* w,
+// y[m, n] = sum over k of x[m, k] w[n, k], in the order of k, then + bias[n], in fp32; `element` is
+// that of x and w.
+cudaError_t serial_gemm(const void* x,
+                        const void* w,
                         const float* bias,  // or null
                         float* y,
                         std::int64_t m,
                         std::int64_t n,
                         std::int64_t k,
+                        Element element,
                         cudaStream_t stream);
 
 // The same of bf16, all aligned to 16 bytes, rounded once.
@@ -31,8 +33,9 @@ using RowsProduct = cudaError_t(const void* x,
                                 std::int64_t n,
                                 std::int64_t k,
                                 cudaStream_t stream);
-// 1 to 4 rows, k a multiple of 8: summed in fp32.
+// 1 to 4 rows, k a multiple of 8: summed in fp32. The second one rounds nothing: y is fp32.
 RowsProduct few_rows_product;
+RowsProduct few_rows_product_in_fp32;
 // At most 8 rows: sums of instructions of 16 channels, one after the other (ordered_columns.cuh).
 bool ordered_rows_supported(std::int64_t rows, std::int64_t k);
 RowsProduct ordered_rows_product;

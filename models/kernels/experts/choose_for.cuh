@@ -10,10 +10,41 @@ namespace ferry::models::launch {
 
 constexpr int kMostOfLane = 16;  // logits
 
-// Puts the choices of lanes 0 to topk - 1, the most probable first and equal ones by their number,
-// into the order of ATen's topk(): those above the least probability by their number, then those of
-// it, sorted by a bitonic network of 32 places, which is not stable.
-__device__ inline void order_as_topk(float& value, int& expert, int topk) {
+// Calls take(choice, expert, value) for the topk largest values of a warp, expert i * kLanes + lane
+// in values[i] of a lane, the largest first and equal ones by their number. `taken`, less than all
+// that may be chosen, replaces them.
+template <int kOfLane, typename Take>
+__device__ void take_largest(float (&values)[kOfLane], int topk, float taken, const Take& take) {
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  for (int choice = 0; choice < topk; ++choice) {
+    float best = taken;
+    int where = 0;
+#pragma unroll
+    for (int i = 0; i < kOfLane; ++i) {
+      if (values[i] > best) {
+        best = values[i];
+        where = i * kLanes + lane;
+      }
+    }
+    for (int offset = kLanes / 2; offset > 0; offset /= 2) {
+      const float other = __shfl_xor_sync(kAllLanes, best, offset);
+      const int there = __shfl_xor_sync(kAllLanes, where, offset);
+      if (other > best || (other == best && there < where)) {
+        best = other;
+        where = there;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kOfLane; ++i)
+      if (i * kLanes + lane == where) values[i] = taken;
+    take(choice, where, best);
+  }
+}
+
+// Puts the choices of lanes 0 to topk - 1, the largest first and equal ones by their number, into
+// the order of ATen's topk() that does not sort: those above the least by their number, then those
+// that equal it.
+__device__ inline void order_as_unsorted_topk(float& value, int& expert, int topk) {
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const float least = __shfl_sync(kAllLanes, value, topk - 1);
   int place = 0;
@@ -28,6 +59,12 @@ __device__ inline void order_as_topk(float& value, int& expert, int topk) {
     if (__shfl_sync(kAllLanes, place, i) == lane) from = i;
   value = __shfl_sync(kAllLanes, value, from);
   expert = __shfl_sync(kAllLanes, expert, from);
+}
+
+// The same for topk() that sorts these by a bitonic network of 32 places, which is not stable.
+__device__ inline void order_as_topk(float& value, int& expert, int topk) {
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  order_as_unsorted_topk(value, expert, topk);
   bool valid = lane < topk;
   for (int size = 2; size <= kLanes; size *= 2) {
     for (int stride = size / 2; stride > 0; stride /= 2) {
@@ -98,33 +135,12 @@ __device__ void choose_for(std::int64_t token,
   float of_lane = 0;  // the probability of choice `lane`
   int chosen = 0;
   float of_chosen = 0;
-  for (int choice = 0; choice < topk; ++choice) {
-    float best = -1;
-    int where = 0;
-#pragma unroll
-    for (int i = 0; i < kOfLane; ++i) {
-      if (values[i] > best) {
-        best = values[i];
-        where = i * kLanes + lane;
-      }
-    }
-    for (int offset = kLanes / 2; offset > 0; offset /= 2) {
-      const float other = __shfl_xor_sync(kAllLanes, best, offset);
-      const int there = __shfl_xor_sync(kAllLanes, where, offset);
-      if (other > best || (other == best && there < where)) {
-        best = other;
-        where = there;
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < kOfLane; ++i)
-      if (i * kLanes + lane == where) values[i] = -1;
-    if (lane == choice) {
-      of_lane = best;
-      chosen = where;
-    }
-    of_chosen += best;
-  }
+  take_largest<kOfLane>(values, topk, -1, [&](int choice, int expert, float value) {
+    of_chosen = __fadd_rn(of_chosen, value);
+    if (lane != choice) return;
+    of_lane = value;
+    chosen = expert;
+  });
   if constexpr (as_aten) {
     order_as_topk(of_lane, chosen, topk);
     of_chosen = sum_as_aten(of_lane, topk);

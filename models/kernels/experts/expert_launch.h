@@ -79,6 +79,21 @@ cudaError_t choose_experts(const void* logits,
                            Element element,
                            cudaStream_t stream);
 
+// choose_by_sigmoid() of sigmoid_choice.h.
+struct SigmoidShape {
+  ChoicesShape choices{};
+  std::int64_t groups = 1;
+  std::int64_t group_topk = 1;
+  float scaling_factor = 1;
+};
+bool sigmoid_choice_supported(const SigmoidShape& shape);
+cudaError_t choose_by_sigmoid(const float* logits,
+                              const float* bias,  // or null
+                              std::int64_t* experts,
+                              float* weights,
+                              const SigmoidShape& shape,
+                              cudaStream_t stream);
+
 // A product of few rows with the weights of their experts, [experts, columns, in] in bf16; gated:
 // [experts, 2 * columns, in], whose halves swiglu joins, or quick_geglu. The product that is not
 // gated follows the gated one of the same choices at once.

@@ -1,5 +1,6 @@
 #include "models/device/no_cuda.h"
 #include "models/kernels/experts/experts.h"
+#include "models/kernels/experts/sigmoid_choice.h"
 
 namespace ferry::models {
 
@@ -30,6 +31,12 @@ bool chooses_as_aten(std::int64_t, std::int64_t, at::Device) {
 }
 ChosenExperts choose_experts(const at::Tensor&, std::int64_t, bool, Alignment) {
   no_cuda();
+}
+ChosenExperts choose_by_sigmoid(const at::Tensor&, const at::Tensor&, const SigmoidChoice&) {
+  no_cuda();
+}
+bool chooses_by_sigmoid(std::int64_t, const SigmoidChoice&, at::Device, Alignment) {
+  return false;
 }
 bool few_routed_supported(const at::Tensor&, const at::Tensor&) {
   return false;

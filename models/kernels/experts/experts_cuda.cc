@@ -2,14 +2,14 @@
 #include <c10/cuda/CUDAGuard.h>
 
 #include <limits>
-#include <map>
-#include <mutex>
 #include <tuple>
 
 #include "distckpt/base/error.h"
 #include "models/kernels/cuda/cuda_call.h"
 #include "models/kernels/experts/expert_launch.h"
 #include "models/kernels/experts/experts.h"
+#include "models/kernels/experts/known_once.h"
+#include "models/kernels/experts/sigmoid_choice.h"
 
 namespace ferry::models {
 namespace {
@@ -31,7 +31,7 @@ const void* data_or_null(const at::Tensor& values) {
 
 // True if the kernel of ordered_experts.cu adds up along K as grouped products do: compared on
 // operands whose sums cancel, so that results consist of roundings.
-bool has_order_of_grouped_products(const at::Tensor& weight) {
+bool adds_as_grouped_products(const at::Tensor& weight) {
   constexpr std::int64_t kExperts = 4;
   constexpr std::int64_t kRows = 12;
   const auto n = weight.size(1);
@@ -39,11 +39,6 @@ bool has_order_of_grouped_products(const at::Tensor& weight) {
   const launch::FewRowsShape shape{
       .choices = {.tokens = kRows, .topk = 1, .experts = kExperts}, .in = k, .columns = n};
   if (!launch::ordered_experts_supported(shape)) return false;
-  static std::mutex mutex;
-  static std::map<std::tuple<int, std::int64_t, std::int64_t>, bool> known;
-  const std::lock_guard lock(mutex);
-  const auto [found, is_new] = known.try_emplace({weight.device().index(), n, k}, false);
-  if (!is_new) return found->second;
   const auto of_sums_that_cancel = [&](at::IntArrayRef sizes, double sign) {
     auto values = at::randn(sizes, weight.options());
     values.narrow(-1, k / 2, k / 2).copy_(values.narrow(-1, 0, k / 2) * sign);
@@ -59,8 +54,13 @@ bool has_order_of_grouped_products(const at::Tensor& weight) {
   check(launch::ordered_expert_rows(rows.const_data_ptr(), choices.const_data_ptr<std::int64_t>(),
                                     weights.const_data_ptr(), nullptr, y.mutable_data_ptr(), shape,
                                     stream()));
-  found->second = at::equal(y, at::_grouped_mm(rows, weights.transpose(1, 2), ends));
-  return found->second;
+  return at::equal(y, at::_grouped_mm(rows, weights.transpose(1, 2), ends));
+}
+
+bool has_order_of_grouped_products(const at::Tensor& weight) {
+  static KnownOnce<std::tuple<int, std::int64_t, std::int64_t>> known;
+  return known({weight.device().index(), weight.size(1), weight.size(2)},
+               [&] { return adds_as_grouped_products(weight); });
 }
 
 // The shapes of the gated product, and of the one behind it.
@@ -84,6 +84,22 @@ launch::FewRowsShape second_shape(launch::FewRowsShape shape, const ExpertWeight
   shape.gated = false;
   shape.of_tokens = false;
   return shape;
+}
+
+// Half of the logits have few values, so that many are equal; in fp32 every rounding shows.
+at::Tensor logits_with_ties(std::int64_t experts, at::Device device) {
+  auto logits = at::randn({1024, experts}, at::TensorOptions(device).dtype(at::kFloat));
+  logits.narrow(0, 0, 512).mul_(2).round_();
+  return logits;
+}
+
+launch::SigmoidShape sigmoid_shape(std::int64_t tokens,
+                                   std::int64_t experts,
+                                   const SigmoidChoice& choice) {
+  return {.choices = {.tokens = tokens, .topk = choice.topk, .experts = experts},
+          .groups = choice.groups,
+          .group_topk = choice.group_topk,
+          .scaling_factor = static_cast<float>(choice.scaling_factor)};
 }
 
 }  // namespace
@@ -185,19 +201,54 @@ ChoiceGradients combine_choices_backward_cuda(const at::Tensor& grads,
 
 bool chooses_as_aten(std::int64_t experts, std::int64_t topk, at::Device device) {
   if (experts > kMostChosenFrom || topk > experts) return false;
-  static std::mutex mutex;
-  static std::map<std::tuple<int, std::int64_t, std::int64_t>, bool> known;
-  const std::lock_guard lock(mutex);
-  const auto [found, is_new] = known.try_emplace({device.index(), experts, topk}, false);
-  if (!is_new) return found->second;
-  // Half of the logits have few values, so that many are equal; in fp32 every rounding shows.
-  auto logits = at::randn({1024, experts}, at::TensorOptions(device).dtype(at::kFloat));
-  logits.narrow(0, 0, 512).mul_(2).round_();
-  const auto chosen = choose_experts(logits, topk, /*normalize=*/true, Alignment::kBitwise);
-  const auto [best, which] = at::topk(at::softmax(logits, -1), topk, -1);
-  found->second = at::equal(chosen.experts, which) &&
-                  at::equal(chosen.weights, best / best.sum(-1, /*keepdim=*/true));
-  return found->second;
+  static KnownOnce<std::tuple<int, std::int64_t, std::int64_t>> known;
+  return known({device.index(), experts, topk}, [&] {
+    const auto logits = logits_with_ties(experts, device);
+    const auto chosen = choose_experts(logits, topk, /*normalize=*/true, Alignment::kBitwise);
+    const auto [best, which] = at::topk(at::softmax(logits, -1), topk, -1);
+    return at::equal(chosen.experts, which) &&
+           at::equal(chosen.weights, best / best.sum(-1, /*keepdim=*/true));
+  });
+}
+
+ChosenExperts choose_by_sigmoid(const at::Tensor& logits,
+                                const at::Tensor& bias,
+                                const SigmoidChoice& choice) {
+  const c10::cuda::CUDAGuard device(logits.device());
+  const auto in = logits.contiguous();
+  const auto more = bias.defined() ? bias.contiguous() : bias;
+  require(in.scalar_type() == at::kFloat &&
+              (!more.defined() || (more.scalar_type() == at::kFloat && more.numel() == in.size(1))),
+          ErrorKind::kBug, "sigmoids of logits take fp32");
+  ChosenExperts chosen{
+      .experts = at::empty({in.size(0), choice.topk}, in.options().dtype(at::kLong)),
+      .weights = at::empty({in.size(0), choice.topk}, in.options()),
+  };
+  if (in.size(0) == 0) return chosen;
+  check(launch::choose_by_sigmoid(
+      in.const_data_ptr<float>(), more.defined() ? more.const_data_ptr<float>() : nullptr,
+      chosen.experts.mutable_data_ptr<std::int64_t>(), chosen.weights.mutable_data_ptr<float>(),
+      sigmoid_shape(in.size(0), in.size(1), choice), stream()));
+  return chosen;
+}
+
+bool chooses_by_sigmoid(std::int64_t experts,
+                        const SigmoidChoice& choice,
+                        at::Device device,
+                        Alignment alignment) {
+  if (!device.is_cuda() || !launch::sigmoid_choice_supported(sigmoid_shape(1, experts, choice)))
+    return false;
+  if (alignment == Alignment::kFast) return true;
+  static KnownOnce<std::tuple<int, std::int64_t, SigmoidChoice>> known;
+  return known({device.index(), experts, choice}, [&] {
+    const auto logits = logits_with_ties(experts, device);
+    const auto bias = at::round(at::randn({experts}, logits.options()) * 4) / 64;
+    const auto chosen = choose_by_sigmoid(logits, bias, choice);
+    const auto scores = at::sigmoid(logits);
+    const auto which = experts_by_scores(scores, bias, choice);
+    return at::equal(chosen.experts, which) &&
+           at::equal(chosen.weights, weights_by_scores(scores, which, choice));
+  });
 }
 
 ChosenExperts choose_experts(const at::Tensor& logits,

@@ -12,5 +12,7 @@ bool few_rows_product_supported(const at::Tensor& x, const at::Tensor& weight);
 // x [rows, K], weight [N, K], bias [N] or undefined -> [rows, N], summed in fp32 and rounded once.
 // Not differentiable.
 at::Tensor few_rows_product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
+// The same without a bias, not rounded: fp32.
+at::Tensor few_rows_product_in_fp32(const at::Tensor& x, const at::Tensor& weight);
 
 }  // namespace ferry::models

@@ -22,6 +22,20 @@ bool taken(const at::Tensor& values) {
          reinterpret_cast<std::uintptr_t>(values.const_data_ptr()) % kBytesAtOnce == 0;
 }
 
+at::Tensor run(launch::RowsProduct* product,
+               const at::Tensor& x,
+               const at::Tensor& weight,
+               const at::Tensor& bias,
+               at::ScalarType dtype) {
+  const c10::cuda::CUDAGuard device(x.device());
+  const auto more = bias.defined() ? bias.contiguous() : bias;
+  auto y = at::empty({x.size(0), weight.size(0)}, x.options().dtype(dtype));
+  check(product(x.const_data_ptr(), weight.const_data_ptr(),
+                more.defined() ? more.const_data_ptr() : nullptr, y.mutable_data_ptr(), x.size(0),
+                weight.size(0), weight.size(1), stream()));
+  return y;
+}
+
 }  // namespace
 
 bool few_rows_product_supported(const at::Tensor& x, const at::Tensor& weight) {
@@ -32,13 +46,11 @@ bool few_rows_product_supported(const at::Tensor& x, const at::Tensor& weight) {
 }
 
 at::Tensor few_rows_product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
-  const c10::cuda::CUDAGuard device(x.device());
-  const auto more = bias.defined() ? bias.contiguous() : bias;
-  auto y = at::empty({x.size(0), weight.size(0)}, x.options());
-  check(launch::few_rows_product(
-      x.const_data_ptr(), weight.const_data_ptr(), more.defined() ? more.const_data_ptr() : nullptr,
-      y.mutable_data_ptr(), x.size(0), weight.size(0), weight.size(1), stream()));
-  return y;
+  return run(launch::few_rows_product, x, weight, bias, at::kBFloat16);
+}
+
+at::Tensor few_rows_product_in_fp32(const at::Tensor& x, const at::Tensor& weight) {
+  return run(launch::few_rows_product_in_fp32, x, weight, {}, at::kFloat);
 }
 
 }  // namespace ferry::models

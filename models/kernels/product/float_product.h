@@ -12,7 +12,7 @@
 
 namespace ferry::models {
 
-// How the terms of an element are added up.
+// The order in which the terms of an element are added up.
 enum class FloatOrder : std::uint8_t {
   kChains,  // chains of fused multiply-adds, as MKL does it for 12 columns and more
   kLanes,   // four sums of products, as MKL does it for 3 to 11 columns

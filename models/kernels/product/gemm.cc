@@ -140,7 +140,7 @@ std::vector<cublasLtMatmulAlgo_t> unsplit_kernels(cublasLtHandle_t handle,
 }
 
 // True if the kernel of ordered_rows.cu can read it.
-bool is_aligned(const at::Tensor& values) {
+bool can_be_read_at_once(const at::Tensor& values) {
   constexpr std::uintptr_t kBytesAtOnce = 16;
   return reinterpret_cast<std::uintptr_t>(values.const_data_ptr()) % kBytesAtOnce == 0;
 }
@@ -229,7 +229,7 @@ class GemmKernels {
                      const at::Tensor& result,
                      cudaStream_t stream) {
     if (kernel) return product.run(handle(key.device), *kernel, x, weight, bias, result, stream);
-    if (!is_aligned(x) || !is_aligned(weight)) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (!can_be_read_at_once(x) || !can_be_read_at_once(weight)) return CUBLAS_STATUS_NOT_SUPPORTED;
     check(launch::ordered_rows_product(x.const_data_ptr(), weight.const_data_ptr(),
                                        bias.defined() ? bias.const_data_ptr() : nullptr,
                                        result.mutable_data_ptr(), x.size(0), key.n, key.k, stream));
@@ -338,12 +338,23 @@ class GemmKernels {
 };
 
 at::Tensor multiply_float(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
-  auto result = at::empty({x.size(0), weight.size(0)}, x.options());
-  check(launch::serial_gemm(x.const_data_ptr<float>(), weight.const_data_ptr<float>(),
+  const bool is_float = x.scalar_type() == at::kFloat;
+  require(is_float || x.scalar_type() == at::kBFloat16, ErrorKind::kBug, "a product in fp32 of {}",
+          c10::toString(x.scalar_type()));
+  auto result = at::empty({x.size(0), weight.size(0)}, x.options().dtype(at::kFloat));
+  if (x.size(0) == 0) return result;
+  check(launch::serial_gemm(x.const_data_ptr(), weight.const_data_ptr(),
                             bias.defined() ? bias.const_data_ptr<float>() : nullptr,
                             result.mutable_data_ptr<float>(), x.size(0), weight.size(0), x.size(1),
-                            stream()));
+                            is_float ? launch::Element::kFloat : launch::Element::kBf16, stream()));
   return result;
+}
+
+void require_alike(const at::Tensor& x, const at::Tensor& weight) {
+  require(x.dim() == 2 && weight.dim() == 2 && x.size(1) == weight.size(1) && x.is_cuda() &&
+              weight.device() == x.device() && x.scalar_type() == weight.scalar_type(),
+          ErrorKind::kBug, "product of unlike operands: [{}, {}] by [{}, {}]", x.size(0),
+          x.size(-1), weight.size(0), weight.size(-1));
 }
 
 // Narrow weights get kernels of other classes, unless their rows of results are aligned.
@@ -362,10 +373,7 @@ at::Tensor with_more_columns(const at::Tensor& x,
 }  // namespace
 
 at::Tensor gemm_nt(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
-  require(x.dim() == 2 && weight.dim() == 2 && x.size(1) == weight.size(1) && x.is_cuda() &&
-              weight.device() == x.device() && x.scalar_type() == weight.scalar_type(),
-          ErrorKind::kBug, "product of unlike operands: [{}, {}] by [{}, {}]", x.size(0),
-          x.size(-1), weight.size(0), weight.size(-1));
+  require_alike(x, weight);
   const at::NoGradGuard no_grad;
   const c10::cuda::CUDAGuard device(x.device());
   if (x.size(0) == 0) return at::empty({0, weight.size(0)}, x.options());
@@ -376,6 +384,13 @@ at::Tensor gemm_nt(const at::Tensor& x, const at::Tensor& weight, const at::Tens
   if (weight.size(0) < kFewestGemmColumns && weight.size(0) % kAlignedColumns != 0)
     return with_more_columns(rows, columns, bias);
   return GemmKernels::of_process().multiply(rows, columns, bias);
+}
+
+at::Tensor gemm_nt_in_fp32(const at::Tensor& x, const at::Tensor& weight) {
+  require_alike(x, weight);
+  const at::NoGradGuard no_grad;
+  const c10::cuda::CUDAGuard device(x.device());
+  return multiply_float(x.contiguous(), weight.contiguous(), {});
 }
 
 std::vector<GemmChoice> gemm_choices() {

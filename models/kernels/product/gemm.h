@@ -21,6 +21,8 @@ namespace ferry::models {
 // x [rows, K], weight [N, K], bias [N] or undefined -> [rows, N]; bf16 or fp32, on one GPU. Not
 // differentiable. Throws Error(kDevice) where cuBLASLt has no kernel without split-K.
 at::Tensor gemm_nt(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
+// gemm_nt() of both in fp32, which bf16 is not copied for.
+at::Tensor gemm_nt_in_fp32(const at::Tensor& x, const at::Tensor& weight);
 
 // A kernel that this process has chosen.
 struct GemmChoice {

@@ -6,6 +6,9 @@ namespace ferry::models {
 at::Tensor gemm_nt(const at::Tensor&, const at::Tensor&, const at::Tensor&) {
   no_cuda();
 }
+at::Tensor gemm_nt_in_fp32(const at::Tensor&, const at::Tensor&) {
+  no_cuda();
+}
 std::vector<GemmChoice> gemm_choices() {
   return {};
 }
@@ -16,6 +19,9 @@ bool few_rows_product_supported(const at::Tensor&, const at::Tensor&) {
   return false;
 }
 at::Tensor few_rows_product(const at::Tensor&, const at::Tensor&, const at::Tensor&) {
+  no_cuda();
+}
+at::Tensor few_rows_product_in_fp32(const at::Tensor&, const at::Tensor&) {
   no_cuda();
 }
 

@@ -95,6 +95,15 @@ at::Tensor linear(const at::Tensor& x,
   return at::linear(padded, weight, optional_bias).narrow(0, 0, rows);
 }
 
+at::Tensor linear_in_fp32(const at::Tensor& x, const at::Tensor& weight, Alignment alignment) {
+  if (x.is_cuda() && x.scalar_type() == at::kBFloat16 && weight.scalar_type() == at::kBFloat16 &&
+      !at::GradMode::is_enabled()) {
+    if (alignment == Alignment::kBitwise) return gemm_nt_in_fp32(x, weight);
+    if (few_rows_product_supported(x, weight)) return few_rows_product_in_fp32(x, weight);
+  }
+  return linear(x.to(at::kFloat), weight.to(at::kFloat), {}, alignment);
+}
+
 at::Tensor linear_slice(const at::Tensor& x,
                         const at::Tensor& weight,
                         const at::Tensor& bias,

@@ -23,6 +23,9 @@ at::Tensor linear(const at::Tensor& x,
                   const at::Tensor& bias,
                   Alignment alignment);
 
+// linear() of both in fp32, without a bias: of a router. bf16 or fp32, the same for both.
+at::Tensor linear_in_fp32(const at::Tensor& x, const at::Tensor& weight, Alignment alignment);
+
 // Multiplies by some rows of a wider weight, as tensor parallel ranks have them: in kBitwise a
 // narrow slice gets the bits of the whole product.
 at::Tensor linear_slice(const at::Tensor& x,

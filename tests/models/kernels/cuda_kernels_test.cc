@@ -110,6 +110,26 @@ TEST_F(CudaKernels, GradientsOfANormThatAddsOneToTheWeightAreNearAndTheSameEachT
                         NormRounding::kOnceByOnePlus);
 }
 
+// 64 heads of 65,625 tokens: more partial sums than the y of a grid counts.
+TEST_F(CudaKernels, GradientsOfANormOverManyHeadsAreThoseOfTheirHalves) {
+  constexpr std::int64_t kHalf = 2'100'000;
+  const auto x = random({2 * kHalf, 64});
+  const auto weight = random({64});
+  const auto root = rms_norm_cuda(x, {}, weight, 1e-6).inverse_rms;
+  const auto backward = [&](std::int64_t begin, std::int64_t rows) {
+    const auto part = x.narrow(0, begin, rows);
+    return rms_norm_backward_cuda(part, part, weight, root.narrow(0, begin, rows), {});
+  };
+  const auto [grad_x, grad_weight] = backward(0, 2 * kHalf);
+  auto sum = at::zeros({64}, weight.options().dtype(at::kFloat));
+  for (const auto begin : {std::int64_t{0}, kHalf}) {
+    const auto half = backward(begin, kHalf);
+    EXPECT_TRUE(same_bytes(grad_x.narrow(0, begin, kHalf), half.first)) << begin;
+    sum += half.second;
+  }
+  EXPECT_TRUE(at::allclose(grad_weight.to(at::kFloat), sum, 0.01));
+}
+
 TEST_F(CudaKernels, AddingAndNormingInOnePassIsAddingThenNorming) {
   for (const auto dtype : {at::kBFloat16, at::kFloat})
     for (const std::int64_t channels : {64, 96, 1536, 8192}) {
@@ -335,23 +355,64 @@ TEST_F(CudaKernels, ProductsDoNotDependOnRowsOrSlices) {
   }
 }
 
-TEST_F(CudaKernels, ProductsOfFloatAreOneChainOfFusedMultiplyAdds) {
-  const auto x = random({33, 70}, at::kFloat);
-  const auto weight = random({65, 70}, at::kFloat);
-  const auto got = gemm_nt(x, weight, {}).cpu();
-  const auto rows = x.cpu();
-  const auto columns = weight.cpu();
-  for (std::int64_t i = 0; i < 33; ++i)
-    for (std::int64_t j = 0; j < 65; ++j) {
+// x [m, k] times w [n, k], written out.
+at::Tensor chains_of(const at::Tensor& x, const at::Tensor& weight) {
+  const auto rows = x.to(at::kCPU, at::kFloat);
+  const auto columns = weight.to(at::kCPU, at::kFloat);
+  auto y = at::empty({x.size(0), weight.size(0)});
+  const auto of_x = rows.accessor<float, 2>();
+  const auto of_w = columns.accessor<float, 2>();
+  auto of_y = y.accessor<float, 2>();
+  for (std::int64_t i = 0; i < x.size(0); ++i)
+    for (std::int64_t j = 0; j < weight.size(0); ++j) {
       float sum = 0;
-      for (std::int64_t k = 0; k < 70; ++k)
-        sum = std::fma(rows[i].data_ptr<float>()[k], columns[j].data_ptr<float>()[k], sum);
-      ASSERT_EQ(got[i].data_ptr<float>()[j], sum) << i << ", " << j;
+      for (std::int64_t k = 0; k < x.size(1); ++k) sum = std::fma(of_x[i][k], of_w[j][k], sum);
+      of_y[i][j] = sum;
     }
-  const auto wide = random({512, 7168}, at::kFloat);
+  return y;
+}
+
+// Few rows, few tiles, many tiles; depths that loads of four numbers, and parts of K, divide or
+// not.
+TEST_F(CudaKernels, ProductsOfFloatAreOneChainOfFusedMultiplyAdds) {
+  struct Shape {
+    std::int64_t m, n, k;
+  };
+  for (const auto& [m, n, k] :
+       {Shape{33, 65, 70}, Shape{1, 64, 2048}, Shape{3, 9, 1030}, Shape{17, 7, 257},
+        Shape{300, 60, 36}, Shape{1000, 70, 37}, Shape{1030, 65, 64}, Shape{2, 3, 1}}) {
+    SCOPED_TRACE(fmt::format("{} x {} x {}", m, n, k));
+    const auto x = random({m, k}, at::kFloat);
+    const auto weight = random({n, k}, at::kFloat);
+    EXPECT_TRUE(at::equal(gemm_nt(x, weight, {}).cpu(), chains_of(x, weight)));
+    const auto bias = random({n}, at::kFloat);
+    EXPECT_TRUE(at::equal(gemm_nt(x, weight, bias), gemm_nt(x, weight, {}) + bias));
+    const auto narrow_x = x.to(at::kBFloat16);
+    const auto narrow_weight = weight.to(at::kBFloat16);
+    EXPECT_TRUE(same_bytes(gemm_nt_in_fp32(narrow_x, narrow_weight),
+                           gemm_nt(narrow_x.to(at::kFloat), narrow_weight.to(at::kFloat), {})));
+  }
+  const auto wide = random({1024, 7168}, at::kFloat);
   const auto router = random({256, 7168}, at::kFloat);
-  EXPECT_TRUE(same_bytes(gemm_nt(wide.narrow(0, 7, 1), router.narrow(0, 64, 64), {}),
-                         gemm_nt(wide, router, {}).narrow(0, 7, 1).narrow(1, 64, 64)));
+  const auto of_all = gemm_nt(wide, router, {});
+  for (const std::int64_t rows : {1, 16, 17, 200})
+    EXPECT_TRUE(same_bytes(gemm_nt(wide.narrow(0, 7, rows), router.narrow(0, 64, 64), {}),
+                           of_all.narrow(0, 7, rows).narrow(1, 64, 64)))
+        << rows;
+}
+
+TEST_F(CudaKernels, RoutersProductsAreThoseInFp32) {
+  const at::NoGradGuard no_grad;
+  const auto weight = random({160, 2048});
+  for (const std::int64_t rows : {1, 4, 5, 100}) {
+    const auto x = random({rows, 2048});
+    const auto bitwise = linear_in_fp32(x, weight, Alignment::kBitwise);
+    EXPECT_TRUE(same_bytes(
+        bitwise, linear(x.to(at::kFloat), weight.to(at::kFloat), {}, Alignment::kBitwise)));
+    const auto fast = linear_in_fp32(x, weight, Alignment::kFast);
+    EXPECT_EQ(fast.scalar_type(), at::kFloat);
+    EXPECT_TRUE(at::allclose(fast, bitwise, 1e-4, 1e-3));
+  }
 }
 
 TEST_F(CudaKernels, ProductsCarryGradients) {
