@@ -120,6 +120,8 @@ ModelRunner::ModelRunner(const models::GPTModel& model, RunnerLimits limits)
       rows_multiple_(multiple_of_rows(model, limits)),
       max_num_seqs_(limits.max_num_seqs),
       max_blocks_(KVCache::blocks_of(limits.max_model_len)),
+      max_gathered_keys_(
+          models::max_gathered_keys(limits.max_model_len, limits.max_num_batched_tokens)),
       num_groups_(kv_cache_groups(model.config()).windows.size()),
       inputs_(input_bytes(limits, rows_multiple_, static_cast<std::int64_t>(num_groups_)),
               model.mesh().world().device()),
@@ -419,8 +421,10 @@ PagedStep ModelRunner::make_step(std::span<const ScheduledSequence> scheduled,
                                  const RowPlan& plan,
                                  bool copies) const {
   std::size_t widest = 0;
-  PagedStep step{
-      .groups = groups_of_step(), .lengths = inputs_.on_device(lengths_), .equal_rows = plan.equal};
+  PagedStep step{.groups = groups_of_step(),
+                 .lengths = inputs_.on_device(lengths_),
+                 .max_gathered_keys = max_gathered_keys_,
+                 .equal_rows = plan.equal};
   const auto tables = inputs_.on_device(block_tables_);
   std::int64_t row = 0;
   for (std::size_t i = 0; i < scheduled.size(); ++i) {

@@ -123,6 +123,7 @@ class ModelRunner {
   std::int64_t rows_multiple_;
   std::int64_t max_num_seqs_;
   std::int64_t max_blocks_;
+  std::int64_t max_gathered_keys_;
   std::size_t num_groups_;         // of the cache
   std::int32_t unseen_block_ = 0;  // of the cache of the last step
   std::int64_t unread_slot_ = 0;   // the same

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <numeric>
 #include <span>
 
 #include "models/kernels/attention/paged_attention.h"
@@ -20,15 +21,31 @@ at::Tensor gathered(const at::Tensor& cache, const at::Tensor& blocks, std::int6
   return cache.index_select(0, used).flatten(0, 1).narrow(0, 0, num_keys);
 }
 
-// The chunks' rows, and their keys in the order of PagedContext::gather().
+// The chunks' rows, counted from the first of them, and their keys in the order of
+// PagedContext::gather().
 std::vector<AttentionSegment> segments_of(std::span<const Chunk> chunks) {
   std::vector<AttentionSegment> segments;
   std::int64_t key_begin = 0;
   for (const auto& chunk : chunks) {
-    segments.push_back({chunk.row_begin, chunk.num_rows, key_begin, chunk.num_keys});
+    segments.push_back(
+        {chunk.row_begin - chunks.front().row_begin, chunk.num_rows, key_begin, chunk.num_keys});
     key_begin += chunk.num_keys;
   }
   return segments;
+}
+
+// Neighbours with at most so many keys together, or one chunk.
+std::vector<std::span<const Chunk>> parts_of(std::span<const Chunk> chunks, std::int64_t max_keys) {
+  std::vector<std::span<const Chunk>> parts;
+  while (!chunks.empty()) {
+    std::size_t count = 1;
+    auto keys = chunks.front().num_keys;
+    while (count < chunks.size() && keys + chunks[count].num_keys <= max_keys)
+      keys += chunks[count++].num_keys;
+    parts.push_back(chunks.first(count));
+    chunks = chunks.subspan(count);
+  }
+  return parts;
 }
 
 }  // namespace
@@ -47,7 +64,76 @@ at::Tensor PagedContext::gather(std::int64_t layer,
   std::vector<at::Tensor> of_chunks;
   for (const auto& chunk : chunks)
     of_chunks.push_back(gathered(cache, chunk.blocks.select(0, group), chunk.num_keys));
-  return at::cat(of_chunks);
+  return of_chunks.size() == 1 ? of_chunks.front() : at::cat(of_chunks);
+}
+
+// The rows of chunks, part by part, so that the keys that are gathered at a time are bounded:
+// prompts may have long beginnings in common, each of which is gathered for each of them. `attend`
+// gets the rows of its part alone. Others are zeros.
+at::Tensor PagedContext::in_parts(
+    const at::Tensor& query,
+    std::int64_t value_dim,
+    std::size_t first,
+    const std::function<at::Tensor(const at::Tensor& query, std::span<const Chunk> part)>& attend)
+    const {
+  const auto parts = parts_of(std::span(step_.chunks).subspan(first), step_.max_gathered_keys);
+  const auto num_rows = [](std::span<const Chunk> part) {
+    return part.back().row_begin + part.back().num_rows - part.front().row_begin;
+  };
+  if (parts.size() == 1 && num_rows(parts.front()) == query.size(0))
+    return attend(query, parts.front());
+  auto all = query.new_zeros({query.size(0), query.size(1), value_dim});
+  for (const auto& part : parts) {
+    const auto begin = part.front().row_begin;
+    const auto count = num_rows(part);
+    all.narrow(0, begin, count).copy_(attend(query.narrow(0, begin, count), part));
+  }
+  return all;
+}
+
+// Sequences that are at least half as long as the longest of their part, in no more blocks than the
+// cache has (gathered_bytes_per_block()).
+const PagedContext::ByLength& PagedContext::by_length(at::Device device) {
+  if (by_length_) return *by_length_;
+  const auto decodes = static_cast<std::size_t>(step_.num_decodes);
+  std::vector<std::int64_t> order(decodes);
+  std::iota(order.begin(), order.end(), std::int64_t{0});
+  const auto blocks = [&](std::int64_t row) {
+    return KVCache::blocks_of(step_.chunks[static_cast<std::size_t>(row)].num_keys);
+  };
+  std::ranges::stable_sort(order, std::greater<>(), blocks);
+  auto& found = by_length_.emplace();
+  for (std::size_t i = 0; i < decodes; ++i) {
+    const auto here = blocks(order[i]);
+    const bool joins =
+        i > 0 && 2 * here >= found.parts.back().num_blocks &&
+        (found.parts.back().count + 1) * found.parts.back().num_blocks <= cache_.num_blocks();
+    if (!joins) found.parts.push_back({.begin = static_cast<std::int64_t>(i), .num_blocks = here});
+    ++found.parts.back().count;
+  }
+  if (found.parts.size() > 1) found.order = at::tensor(order, at::kLong).to(device);
+  return found;
+}
+
+at::Tensor PagedContext::attend_by_products(const at::Tensor& query,
+                                            const models::PagedKeys& keys,
+                                            const models::AttentionOptions& options) {
+  const auto& [order, parts] = by_length(query.device());
+  if (!order.defined()) return models::paged_attention_by_products(query, keys, options);
+  const auto rows = query.index_select(0, order);
+  const auto tables = keys.block_tables.index_select(0, order);
+  const auto lengths = keys.lengths.index_select(0, order);
+  std::vector<at::Tensor> attended;
+  for (const auto& [begin, count, num_blocks] : parts)
+    attended.push_back(models::paged_attention_by_products(
+        rows.narrow(0, begin, count),
+        {.key = keys.key,
+         .value = keys.value,
+         .block_tables = tables.narrow(0, begin, count).narrow(1, 0, num_blocks),
+         .lengths = lengths.narrow(0, begin, count)},
+        options));
+  const auto all = at::cat(attended);
+  return at::empty_like(all).index_copy_(0, order, all);
 }
 
 std::optional<models::DecodedRow> PagedContext::only_row() const {
@@ -82,10 +168,10 @@ at::Tensor PagedContext::attend(std::int64_t layer,
   }
   if (decodes == 0 || (!has_kernel && options.alignment == models::Alignment::kBitwise))
     return chunks(0);
-  const auto kernel =
-      has_kernel ? models::paged_attention_cuda : models::paged_attention_by_products;
-  return with_chunks(kernel(query.narrow(0, 0, decodes),
-                            paged(layer, cache_.key(layer), cache_.value(layer)), options),
+  const auto rows = query.narrow(0, 0, decodes);
+  const auto keys = paged(layer, cache_.key(layer), cache_.value(layer));
+  return with_chunks(has_kernel ? models::paged_attention_cuda(rows, keys, options)
+                                : attend_by_products(rows, keys, options),
                      query.size(0), chunks);
 }
 
@@ -99,18 +185,24 @@ at::Tensor PagedContext::attend_latents(std::int64_t layer,
   store(layer, latents.unsqueeze(1), {});
   const auto& cache = cache_.key(layer);
   const auto chunks = [&](std::size_t first) {
-    const auto rest = std::span(step_.chunks).subspan(first);
-    const auto keys = models::expand_latents(gather(layer, cache, rest).squeeze(1), up);
-    return models::attention(query, keys.key, keys.value, segments_of(rest), options);
+    return in_parts(
+        query, up.weight.size(1) - up.key_dim, first,
+        [&](const at::Tensor& rows, std::span<const Chunk> part) {
+          const bool has_all = std::ranges::all_of(part, &Chunk::is_whole);
+          const auto of_part = has_all ? latents.narrow(0, part.front().row_begin, rows.size(0))
+                                       : gather(layer, cache, part).squeeze(1);
+          const auto keys = models::expand_latents(of_part, up);
+          return models::attention(rows, keys.key, keys.value, segments_of(part), options);
+        });
   };
   const auto decodes = step_.num_decodes;
   if (decodes == 0) return chunks(0);
-  const auto attend = models::paged_attention_cuda_supports(query.device(), query.scalar_type(),
-                                                            cache.size(3), /*value_dim=*/0)
-                          ? models::paged_attention_cuda
-                          : models::paged_attention_by_products;
-  const auto attended = attend(models::absorb_query(query.narrow(0, 0, decodes), up),
-                               paged(layer, cache, cache.narrow(3, 0, up.rank())), options);
+  const bool has_kernel = models::paged_attention_cuda_supports(query.device(), query.scalar_type(),
+                                                                cache.size(3), /*value_dim=*/0);
+  const auto absorbed = models::absorb_query(query.narrow(0, 0, decodes), up);
+  const auto keys = paged(layer, cache, cache.narrow(3, 0, up.rank()));
+  const auto attended = has_kernel ? models::paged_attention_cuda(absorbed, keys, options)
+                                   : attend_by_products(absorbed, keys, options);
   return with_chunks(models::project_values(attended, up), query.size(0), chunks);
 }
 
@@ -152,9 +244,12 @@ at::Tensor PagedContext::attend_chunks(std::int64_t layer,
       segments.push_back({chunk.row_begin, chunk.num_rows, chunk.row_begin, chunk.num_rows});
     return models::attention(query, key, value, segments, options);
   }
-  return models::attention(query, gather(layer, cache_.key(layer), chunks),
-                           gather(layer, cache_.value(layer), chunks), segments_of(chunks),
-                           options);
+  return in_parts(query, value.size(2), first,
+                  [&](const at::Tensor& rows, std::span<const Chunk> part) {
+                    return models::attention(rows, gather(layer, cache_.key(layer), part),
+                                             gather(layer, cache_.value(layer), part),
+                                             segments_of(part), options);
+                  });
 }
 
 }  // namespace ferry::rollout

@@ -42,6 +42,8 @@ struct PagedStep {
   std::int64_t num_decodes = 0;
   // The decoding rows, one by one, then those of prompts, for attention by sequences.
   std::vector<Chunk> chunks{};
+  // Keys of chunks that are gathered from the cache at a time: models::max_gathered_keys().
+  std::int64_t max_gathered_keys = 0;
   bool equal_rows = false;  // InferenceContext::has_equal_rows()
   models::LinearRows linear{};
 };
@@ -69,6 +71,18 @@ class PagedContext : public models::InferenceContext {
   }
 
  private:
+  // Decoding rows in the order of their lengths, the longest first, and those whose keys are
+  // gathered together.
+  struct ByLength {
+    struct Part {
+      std::int64_t begin = 0;
+      std::int64_t count = 0;
+      std::int64_t num_blocks = 0;  // of the longest
+    };
+    at::Tensor order{};  // [num_decodes], int64; undefined: there is one part
+    std::vector<Part> parts{};
+  };
+
   void store(std::int64_t layer, const at::Tensor& key, const at::Tensor& value);
   at::Tensor attend_chunks(std::int64_t layer,
                            const at::Tensor& query,
@@ -76,6 +90,15 @@ class PagedContext : public models::InferenceContext {
                            const at::Tensor& value,
                            const models::AttentionOptions& options,
                            std::size_t first) const;
+  at::Tensor in_parts(const at::Tensor& query,
+                      std::int64_t value_dim,
+                      std::size_t first,
+                      const std::function<at::Tensor(const at::Tensor& query,
+                                                     std::span<const Chunk> part)>& attend) const;
+  const ByLength& by_length(at::Device device);
+  at::Tensor attend_by_products(const at::Tensor& query,
+                                const models::PagedKeys& keys,
+                                const models::AttentionOptions& options);
   at::Tensor with_chunks(const at::Tensor& decoded,
                          std::int64_t rows,
                          const std::function<at::Tensor(std::size_t first)>& chunks) const;
@@ -89,6 +112,7 @@ class PagedContext : public models::InferenceContext {
 
   KVCache& cache_;
   const PagedStep& step_;
+  std::optional<ByLength> by_length_;  // once it was asked for
 };
 
 }  // namespace ferry::rollout

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "distckpt/base/error.h"
+#include "distckpt/base/integers.h"
 #include "models/device/device.h"
 #include "models/device/memory_error.h"
 #include "models/distributed/world.h"
@@ -48,6 +49,18 @@ std::vector<Sequence> the_longest_ends(const RunnerLimits& limits, std::size_t n
                 std::min(limits.max_model_len, limits.max_num_batched_tokens))};
 }
 
+// Chunks of prompts that have as many keys together as are gathered at a time, or more, behind a
+// part of them that is cached.
+std::vector<Sequence> many_continue(const RunnerLimits& limits, std::size_t num_groups) {
+  const auto most = models::max_gathered_keys(limits.max_model_len, limits.max_num_batched_tokens);
+  const auto tokens = std::min(limits.max_model_len, distckpt::ceil_div(most, std::int64_t{2}));
+  const auto count = std::min({most / tokens + 1, limits.max_num_seqs,
+                               distckpt::ceil_div(limits.max_num_batched_tokens, std::int64_t{2})});
+  const auto rows =
+      std::max<std::int64_t>(1, std::min(limits.max_num_batched_tokens / count, tokens - 1));
+  return std::vector<Sequence>(static_cast<std::size_t>(count), dummy(num_groups, tokens, rows));
+}
+
 void run(ModelRunner& runner, KVCache& cache, std::vector<Sequence> sequences, bool has_states) {
   std::vector<ScheduledSequence> scheduled;
   for (auto& sequence : sequences) {
@@ -70,6 +83,7 @@ void take_largest_steps(const models::GPTModel& model, const RunnerLimits& limit
   const bool has_states = model.config().has_linear_attention();
   run(runner, cache, many_begin(limits, num_groups), has_states);
   run(runner, cache, the_longest_ends(limits, num_groups), has_states);
+  run(runner, cache, many_continue(limits, num_groups), has_states);
 }
 
 std::int64_t step_memory(const models::GPTModel& model, const RunnerLimits& limits) {

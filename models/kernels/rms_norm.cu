@@ -262,15 +262,15 @@ __global__ void grad_of_x(const T* grad_y,
 template <typename T>
 __global__ void grad_of_weight(
     const T* grad_y, const T* x, const float* inverse_rms, float* partial, RmsNormShape shape) {
-  const std::int64_t c = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  const std::int64_t c = static_cast<std::int64_t>(blockIdx.y) * blockDim.x + threadIdx.x;
   if (c >= shape.channels) return;
-  const std::int64_t first = static_cast<std::int64_t>(blockIdx.y) * kRowsOfPartial;
+  const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * kRowsOfPartial;
   float sum = 0;
   for (std::int64_t row = first; row < min(first + kRowsOfPartial, shape.rows); ++row) {
     const std::int64_t at = row * shape.channels + c;
     sum += widen(grad_y[at]) * normed<T>(__fmul_rn(widen(x[at]), inverse_rms[row]), shape);
   }
-  partial[static_cast<std::int64_t>(blockIdx.y) * shape.channels + c] = sum;
+  partial[static_cast<std::int64_t>(blockIdx.x) * shape.channels + c] = sum;
 }
 
 }  // namespace
@@ -340,8 +340,9 @@ cudaError_t rms_norm_backward(const void* grad_y,
     else
       of_x(std::integral_constant<int, 1>{});
     constexpr int kThreads = 128;
-    const dim3 grid(static_cast<unsigned>(ceil_div(shape.channels, kThreads)),
-                    static_cast<unsigned>(rms_norm_partials(shape.rows)));
+    // The y of a grid ends at 65,535.
+    const dim3 grid(static_cast<unsigned>(rms_norm_partials(shape.rows)),
+                    static_cast<unsigned>(ceil_div(shape.channels, kThreads)));
     grad_of_weight<<<grid, kThreads, 0, stream>>>(grad, in, inverse_rms, partial_weight, shape);
   });
 }

@@ -232,6 +232,19 @@ std::int64_t key_value_bytes(const TransformerConfig& config,
          distckpt::size_of(options.dtype);
 }
 
+std::int64_t gathered_bytes(const TransformerConfig& config,
+                            std::int64_t tp,
+                            const LayoutOptions& options,
+                            std::int64_t keys) {
+  const auto shape = key_value_shape(config, tp, options.alignment);
+  auto channels = 2 * shape.groups * (shape.dim + shape.value_dim);
+  if (config.multi_latent_attention && options.alignment == Alignment::kFast) {
+    const auto expanded = key_value_shape(config, tp, Alignment::kBitwise);
+    channels += 2 * expanded.groups * (expanded.dim + expanded.value_dim);
+  }
+  return keys * channels * distckpt::size_of(options.dtype);
+}
+
 LinearStateShape linear_state_shape(const TransformerConfig& config,
                                     std::int64_t tp,
                                     Alignment alignment,
@@ -359,6 +372,19 @@ double vision_flops(const VisionConfig& vision, std::span<const std::int64_t> im
                   width(4 * vision.depth * hidden) * patches * patches;
   }
   return operations;
+}
+
+std::int64_t vision_activation_bytes(const VisionConfig& vision,
+                                     std::int64_t hidden_size,
+                                     distckpt::DType dtype) {
+  constexpr std::int64_t kInBlock = 12;    // norms, queries, keys, values, results, sums
+  constexpr std::int64_t kInRotation = 4;  // fp32
+  const auto size = distckpt::size_of(dtype);
+  const auto hidden = vision.merged_size();
+  const auto ffn = vision.intermediate_size * hidden / vision.hidden_size;
+  const auto mergers = 1 + std::ssize(vision.deepstack_visual_indexes);
+  return (vision.depth * hidden + 2 * (kInBlock * hidden + 2 * ffn)) * size +
+         kInRotation * hidden * kFp32 + mergers * (3 * hidden + hidden_size) * size;
 }
 
 }  // namespace ferry::models

@@ -59,6 +59,19 @@ std::int64_t key_value_bytes(const TransformerConfig& config,
                              std::int64_t tp,
                              const LayoutOptions& options);
 
+// Keys that attention gathers from the cache at a time, for prompts whose beginnings are cached:
+// those of the longest sequence, or of all new tokens of a step.
+constexpr std::int64_t max_gathered_keys(std::int64_t max_model_len,
+                                         std::int64_t max_num_batched_tokens) {
+  return max_model_len > max_num_batched_tokens ? max_model_len : max_num_batched_tokens;
+}
+// Bytes of a layer while it does: keys and values in pieces and in one, and of latents the keys and
+// values of all heads that they are expanded to.
+std::int64_t gathered_bytes(const TransformerConfig& config,
+                            std::int64_t tp,
+                            const LayoutOptions& options,
+                            std::int64_t keys);
+
 // The states that generation keeps of a sequence in a layer with a gated delta net, on a tensor
 // parallel rank: inputs of the convolution [kernel - 1, channels], the recurrent state [heads,
 // key_dim, value_dim] in fp32, and on the host in kBitwise what came behind the last whole chunk of
@@ -138,5 +151,12 @@ double training_flops(const TransformerConfig& config, std::span<const std::int6
 // for attention, over all patches of an image, 4 hidden_size by the square of their number in each
 // block.
 double vision_flops(const VisionConfig& vision, std::span<const std::int64_t> image_tokens);
+
+// Bytes for a token's patches in a vision tower that is trained: the inputs of the blocks, each of
+// which is computed again, what one block keeps then, with its gradients, and what the mergers
+// keep, which give features of `hidden_size` channels.
+std::int64_t vision_activation_bytes(const VisionConfig& vision,
+                                     std::int64_t hidden_size,
+                                     distckpt::DType dtype);
 
 }  // namespace ferry::models

@@ -13,7 +13,7 @@
 
 namespace ferry::models {
 
-// How the tensors of a Hugging Face checkpoint lie in the parameter.
+// The way in which the tensors of a Hugging Face checkpoint lie in the parameter.
 enum class Merge : std::uint8_t {
   kCopy,       // one tensor, as it is
   kQkvGroups,  // for each query group: its queries, their gates if they have some, its key, its

@@ -100,4 +100,15 @@ std::vector<GemmShape> gemm_shapes(const TransformerConfig& config) {
   return std::move(products).shapes();
 }
 
+std::int64_t gathered_channels(const TransformerConfig& config, std::int64_t layer) {
+  std::int64_t channels = 0;
+  for (const auto& section : layer_sections(config, layer)) {
+    for (const auto& parameter : parameters_of(section, config, /*experts=*/{})) {
+      if (parameter.row->role() == Role::kProduct && parameter.split == Split::kRow)
+        channels += parameter.shape[1];
+    }
+  }
+  return channels;
+}
+
 }  // namespace ferry::models

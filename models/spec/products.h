@@ -33,4 +33,8 @@ struct GemmShape {
 // kind give them once. None with a vocabulary that is not known.
 std::vector<GemmShape> gemm_shapes(const TransformerConfig& config);
 
+// The channels of a token that tensor parallel ranks share in a decoder layer and gather in
+// kBitwise: the k of its products by rows, those of experts aside, whose rows go other ways.
+std::int64_t gathered_channels(const TransformerConfig& config, std::int64_t layer);
+
 }  // namespace ferry::models

@@ -1,5 +1,5 @@
-// How fast a step of generation could be at best: the device moves the bytes that it has to read,
-// or computes the products that it has to, at its rates.
+// The bound of the speed of generation: a step takes at least as long as the device needs, at its
+// rates, to move the bytes that it has to read or to compute the products that it has to.
 //
 // A step reads every weight that it uses once, and of each decoding sequence its keys and values;
 // it takes two floating-point operations for each row and weight. What attention computes, and what

@@ -51,7 +51,7 @@ struct LayoutOptions {
   bool vision_tower = false;
 };
 
-// How tensor parallel ranks cut a parameter: into equal pieces of dimension `dim` of each of
+// The cut of a parameter by tensor parallel ranks: equal pieces of dimension `dim` of each of
 // `parts` equal parts of it.
 struct Cut {
   int dim = 0;

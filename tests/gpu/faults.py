@@ -6,6 +6,7 @@
 Needs torch and transformers, and two GPUs. FOLDER, which must not exist, gets models, runs and their logs. What has to hold:
 
     killed, stopped    the other rank ends with status 2 and names rank 1 within 15 s of trainer.nccl_timeout: a kernel that waits sees no connection break
+    paused             rank 0, which keeps the store, stands still for 5 s: fewer than trainer.nccl_timeout, so that the run goes on
     N MiB left         another program holds the rest of the second GPU, from before the run or from its second step on. The run goes on, or both ranks end
                        with status 2 within 10 s of each other, and each of them says that memory is what lacks
 
@@ -71,6 +72,22 @@ def fault_of_losing(family, device, mesh, name, sent, seconds):
     return "" if status == 2 and "rank 1" in said else f"status {status}: {said[-400:]}"
 
 
+def fault_of_pausing(family, device, mesh, name):
+    run = Run(family, name, device, 100000, mesh)
+    ended = lambda: any(rank.poll() is not None for rank in run.ranks)
+    try:
+        run.wait(lambda: run.steps() >= 2 or ended(), 120, "two steps")
+        run.ranks[0].send_signal(signal.SIGSTOP)
+        time.sleep(5)
+        before = run.steps()
+        run.ranks[0].send_signal(signal.SIGCONT)
+        run.wait(lambda: run.steps() >= before + 3 or ended(), SOON, "three more steps")
+        lost = ended()
+    finally:
+        said = run.end()
+    return "; ".join(f"status {status}: {words[-400:]}" for status, words in said) if lost else ""
+
+
 def fault_of_memory(family, device, mesh, name, left, late):
     holder, run = None, None
 
@@ -110,6 +127,7 @@ def main():
         mesh = meshes(family, f"{ACTOR}.megatron")[axis] | {f"{ROLLOUT}.{size}": 2}
         for name, sent, seconds in (("killed", signal.SIGKILL, SOON + TIMEOUT), ("stopped", signal.SIGSTOP, TIMEOUT + SOON)):
             jobs.append((model, name, lambda *given, f=family, m=mesh, n=name, s=sent, t=seconds: fault_of_losing(f, options.device, m, n, s, t)))
+        jobs.append((model, "paused", lambda *given, f=family, m=mesh: fault_of_pausing(f, options.device, m, "paused")))
         if options.device != "cuda":
             print("cpu: runs without memory are those of a GPU")
             continue

@@ -6,8 +6,10 @@
 #include <cmath>
 #include <fstream>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "distckpt/base/error.h"
 #include "models/distributed/world.h"
@@ -127,6 +129,14 @@ TEST_F(Memory, NothingOfOldWeightsIsUsedWithNewOnes) {
   EXPECT_EQ(generate(engine), expected);
 }
 
+// Peak bytes of what `body` allocates.
+std::int64_t peak(const std::function<void()>& body) {
+  const auto meter = std::make_shared<support::MemoryMeter>();
+  const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, meter);
+  body();
+  return meter->most;
+}
+
 // A cache is sized by what the largest steps take: no real one takes more, whatever the weights
 // are.
 TEST(StepMemory, IsNoLessThanRealStepsTake) {
@@ -139,12 +149,6 @@ TEST(StepMemory, IsNoLessThanRealStepsTake) {
       const auto config = config_of(family);
       GPTModel model(config, mesh, models::stage_chunks(config, {}, 0)[0],
                      {.alignment = alignment});
-      const auto peak = [](const std::function<void()>& body) {
-        const auto meter = std::make_shared<support::MemoryMeter>();
-        const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, meter);
-        body();
-        return meter->most;
-      };
       const RunnerLimits limits{
           .max_num_seqs = 8, .max_num_batched_tokens = 40, .max_model_len = 512};
       const auto expected =
@@ -158,6 +162,93 @@ TEST(StepMemory, IsNoLessThanRealStepsTake) {
       EXPECT_LE(found, expected + 20 * gathered_bytes_per_block(model));
       EXPECT_GT(found, expected / 16);
     }
+  }
+}
+
+// Prompts that begin alike and go on differently have the beginning gathered for each of them.
+TEST(StepMemory, IsNoLessThanPromptsWithALongCommonBeginningTake) {
+  at::set_num_threads(1);
+  for (const char* const family : {"qwen2", "deepseek_v3"}) {
+    for (const auto alignment : {Alignment::kFast, Alignment::kBitwise}) {
+      SCOPED_TRACE(family + std::to_string(static_cast<int>(alignment)));
+      models::World world({});
+      const models::ParallelState mesh(world, {.make_vocab_size_divisible_by = 8}, "test");
+      const auto config = config_of(family);
+      GPTModel model(config, mesh, models::stage_chunks(config, {}, 0)[0],
+                     {.alignment = alignment});
+      const RunnerLimits limits{
+          .max_num_seqs = 16, .max_num_batched_tokens = 80, .max_model_len = 512};
+      const auto expected = peak([&] { take_largest_steps(model, limits); });
+      support::fill_parameters(model, 1);
+      const auto beginning = support::random_prompt(448, config.vocab_size, 1);
+      std::map<std::string, std::int64_t> tokens;
+      const auto answer = [&](LLMEngine& engine) {
+        for (std::uint64_t i = 0; i < 16; ++i) {
+          auto prompt = beginning;
+          const auto end = support::random_prompt(5, config.vocab_size, 2 + i);
+          prompt.insert(prompt.end(), end.begin(), end.end());
+          engine.add_request(std::to_string(i), prompt, {.temperature = 0, .max_tokens = 1});
+        }
+        while (engine.has_unfinished())
+          for (const auto& output : engine.step())
+            tokens[output.request_id] = output.outputs.at(0).tokens.at(0).token_id;
+      };
+      LLMEngine engine(model, {.max_num_seqs = 16, .max_num_batched_tokens = 80, .num_blocks = 40});
+      engine.add_request("first", beginning, {.max_tokens = 1});
+      while (engine.has_unfinished()) engine.step();
+      const auto steps = engine.stats().steps;
+      EXPECT_LE(peak([&] { answer(engine); }), expected);
+      EXPECT_EQ(engine.stats().steps, steps + 1);
+      if (alignment == Alignment::kFast) continue;
+      const auto shared = std::exchange(tokens, {});
+      LLMEngine alone(model, {.max_num_seqs = 1, .num_blocks = 40, .enable_prefix_caching = false});
+      answer(alone);
+      EXPECT_EQ(shared, tokens);
+    }
+  }
+}
+
+// Without a kernel that reads blocks in place, keys of like lengths are gathered together: beside
+// one long sequence short ones take no more than they need.
+TEST(Products, GatherTheKeysOfLikeLengthsTogether) {
+  at::set_num_threads(1);
+  for (const char* const family : {"qwen2", "deepseek_v3"}) {
+    SCOPED_TRACE(family);
+    models::World world({});
+    const models::ParallelState mesh(world, {.make_vocab_size_divisible_by = 8}, "test");
+    const auto config = config_of(family);
+    GPTModel model(config, mesh, models::stage_chunks(config, {}, 0)[0],
+                   {.alignment = Alignment::kFast, .dtype = distckpt::DType::kF32});
+    support::fill_parameters(model, 1);
+    constexpr std::size_t kSequences = 32;
+    LLMEngine engine(model, {.max_num_seqs = kSequences, .num_blocks = 60});
+    std::map<std::string, support::Sample> samples;
+    for (std::size_t i = 0; i < kSequences; ++i) {
+      const auto name = std::to_string(i);
+      auto& sample = samples[name];
+      sample.prompt = support::random_prompt(i == 7 ? 480 : 20 + 4 * static_cast<std::int64_t>(i),
+                                             config.vocab_size, i);
+      engine.add_request(name, sample.prompt, {.max_tokens = 10});
+    }
+    const auto step = [&] {
+      for (const auto& output : engine.step())
+        for (const auto& token : output.outputs.at(0).tokens) {
+          samples[output.request_id].output.push_back(token.token_id);
+          samples[output.request_id].logprobs.push_back(token.logprob);
+        }
+    };
+    step();  // the prompts
+    const auto of_decoding = peak([&] {
+      while (engine.has_unfinished()) step();
+    });
+    const auto of_block = KVCache::bytes_per_block(model) / config.num_layers;
+    // Latents take less than the rest of a step.
+    if (!config.multi_latent_attention) {
+      EXPECT_LT(of_decoding, static_cast<std::int64_t>(kSequences) * 8 * of_block);
+    }
+    std::vector<support::Sample> all;
+    for (auto& [name, sample] : samples) all.push_back(std::move(sample));
+    EXPECT_LT(support::largest_difference(model, all), 2e-4);
   }
 }
 

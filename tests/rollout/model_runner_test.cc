@@ -64,6 +64,21 @@ TEST_F(Runner, TheRestOfAPromptSeesItsBeginning) {
   EXPECT_EQ(run({{&one, 8}}).drawn.at(0).token.token_id, expected(one));
 }
 
+// They have more keys than are gathered at a time.
+TEST_F(Runner, RestsOfManyPromptsSeeTheirBeginnings) {
+  auto one = sequence(20, 0, 1), other = sequence(110, 5, 2), third = sequence(100, 10, 3);
+  run({{&other, 95}, {&third, 90}});
+  run({{&one, 19}});
+  one.num_computed_tokens = 19;
+  other.num_computed_tokens = 95;
+  third.num_computed_tokens = 90;
+  const auto step = run({{&one, 1}, {&other, 15}, {&third, 10}});
+  ASSERT_EQ(step.drawn.size(), 3);
+  EXPECT_EQ(step.drawn[0].token.token_id, expected(one));
+  EXPECT_EQ(step.drawn[1].token.token_id, expected(other));
+  EXPECT_EQ(step.drawn[2].token.token_id, expected(third));
+}
+
 TEST_F(Runner, SequencesDoNotSeeOneAnother) {
   auto one = sequence(20, 0, 1), other = sequence(70, 5, 2);
   const auto step = run({{&one, 20}, {&other, 70}});
@@ -100,6 +115,23 @@ TEST_F(Runner, AnUnknownTokenNeedsTheStepThatDrawsIt) {
 
 TEST_F(Runner, AStepWithoutSequencesDrawsNothing) {
   EXPECT_TRUE(run({}).drawn.empty());
+}
+
+TEST(DecodeGraphs, AnErrorWhileAStepIsCapturedLeavesNoGraph) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no GPU";
+  const auto numbers = at::arange(4, at::TensorOptions(at::kCUDA));
+  int calls = 0;
+  DecodeGraphs graphs([&](std::int64_t) {
+    const DecodedRows rows{.hidden = numbers + 1};
+    if (++calls == 2) throw Error(ErrorKind::kDevice, "the second call");
+    return rows;
+  });
+  EXPECT_TRUE(support::fails(ErrorKind::kDevice, {"the second call"}, [&] { graphs.replay(4); }));
+  for (int i = 0; i < 3; ++i) {  // as it is, captured; then the graph, of other numbers
+    EXPECT_TRUE(at::equal(graphs.replay(4).hidden, numbers + 1)) << i;
+    numbers.mul_(2);
+  }
+  EXPECT_EQ(calls, 4);
 }
 
 }  // namespace model_runner_test

@@ -26,7 +26,7 @@ struct Buffer {
   std::function<std::string(std::int64_t room)> what_fits{};
 };
 
-// How a role cuts sequences into micro-batches, and where the configuration says so.
+// The cut of a role's sequences into micro-batches, and where the configuration says so.
 struct MicroBatchSettings {
   std::string prefix = "data.";  // of max_token_len_per_gpu and micro_batch_size_per_gpu
   MicroBatchSize size{};

@@ -47,21 +47,6 @@ std::int64_t bytes_of_vision(const models::TransformerConfig& config,
   return bytes;
 }
 
-// Bytes for a token's patches: the inputs of the blocks, each of which is computed again, what one
-// block keeps then, with its gradients, and what the mergers keep.
-std::int64_t vision_activations(const models::TransformerConfig& config, distckpt::DType dtype) {
-  constexpr std::int64_t kInBlock = 12;    // norms, queries, keys, values, results, sums
-  constexpr std::int64_t kInRotation = 4;  // fp32
-  const auto& vision = *config.vision;
-  const auto size = distckpt::size_of(dtype);
-  const auto hidden = vision.merged_size();
-  const auto ffn = vision.intermediate_size * hidden / vision.hidden_size;
-  const auto mergers = 1 + static_cast<std::int64_t>(vision.deepstack_visual_indexes.size());
-  return (vision.depth * hidden + 2 * (kInBlock * hidden + 2 * ffn)) * size +
-         kInRotation * hidden * std::int64_t{sizeof(float)} +
-         mergers * (3 * hidden + config.hidden_size) * size;
-}
-
 }  // namespace
 
 bool takes_images(const models::TransformerConfig& config, const models::StageSpec& stage) {
@@ -97,7 +82,8 @@ ModelOnRank::ModelOnRank(models::TransformerConfig config,
   if (takes) {
     vision_bytes_ = bytes_of_vision(config_, mesh_, at_, layout_);
     if (layout_.vision_tower && config_.computes_vision())
-      vision_activation_bytes_ = vision_activations(config_, layout_.dtype);
+      vision_activation_bytes_ =
+          models::vision_activation_bytes(*config_.vision, config_.hidden_size, layout_.dtype);
   }
   if (engine.optimizer_offload.value_or(false) && !on_host_) {
     memory_.on_host = memory_.optimizer;

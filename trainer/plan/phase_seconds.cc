@@ -6,6 +6,7 @@
 
 #include "distckpt/base/integers.h"
 #include "models/spec/costs.h"
+#include "models/spec/products.h"
 #include "models/spec/roofline.h"
 
 namespace ferry::trainer {
@@ -183,29 +184,29 @@ class StepClock {
   }
 
   // Activations among the ranks of a layer, in one direction through the model: of each half of a
-  // layer an all-gather and a reduce-scatter, in kBitwise also the inputs of both halves' last
-  // products; of experts a row for each rank that has some of a token's choices, there and, in
+  // layer an all-gather and a reduce-scatter, in kBitwise also the inputs of products by rows; of
+  // experts a row for each rank that has some of a token's choices, there and, in
   // kFast, back, where kBitwise has one for each choice.
   double exchanged(const models::TransformerConfig& model,
                    const models::MeshShape& mesh,
                    models::Alignment alignment,
                    double tokens) const {
     const bool bitwise = alignment == models::Alignment::kBitwise;
-    const auto layers = real(model.num_layers) / mesh.pp();
     const auto of_group = tokens / (mesh.dp() * mesh.cp());
+    const auto layers = real(model.num_layers);
     const auto hidden = real(model.hidden_size);
     double seconds = 0;
     if (mesh.tp() > 1) {
-      auto channels = 4 * hidden;
-      if (bitwise) channels += real(model.num_attention_heads * model.kv_channels);
-      if (bitwise && model.num_moe_experts == 0) channels += real(model.ffn_hidden_size);
-      seconds +=
-          layers * of_group * sent(mesh.tp()) * kBytesOfHidden * channels / rate_among(mesh.tp());
+      auto channels = layers * 4 * hidden;
+      for (std::int64_t layer = 0; bitwise && layer < model.num_layers; ++layer)
+        channels += real(models::gathered_channels(model, layer));
+      seconds += of_group * sent(mesh.tp()) * kBytesOfHidden * channels /
+                 (mesh.pp() * rate_among(mesh.tp()));
     }
     if (mesh.ep() > 1) {
       const auto choices = real(model.moe_router_topk);
       const auto ranks = mesh.ep() * (1 - std::pow(sent(mesh.ep()), choices));  // of a token
-      seconds += layers * of_group / mesh.tp() * (ranks + (bitwise ? choices : ranks)) *
+      seconds += layers / mesh.pp() * of_group / mesh.tp() * (ranks + (bitwise ? choices : ranks)) *
                  sent(mesh.ep()) * kBytesOfHidden * hidden / rate_among(mesh.tp() * mesh.ep());
     }
     return seconds;

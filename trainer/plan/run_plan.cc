@@ -66,13 +66,16 @@ int num_replicas_on(const RunSetup& setup, int rank) {
 }
 
 // The most that a step of the rollout takes beside weights and cache.
-std::int64_t rollout_step_bytes(const RolloutConfig& settings, const ModelOnRank& model) {
+std::int64_t rollout_step_bytes(const RunSetup& setup, const ModelOnRank& model) {
+  const auto& settings = setup.rollout->settings;
   constexpr std::int64_t kOfADraw = 3 * sizeof(float);  // probabilities, sorted, and their sums
   const auto rows = std::int64_t{settings.max_num_batched_tokens};
   const auto sequences = std::int64_t{settings.max_num_seqs};
   const auto chunk = model.chunks().front();
   return static_cast<std::int64_t>(models::activation_bytes(chunk, kForwardOnly, 0).passing *
                                    static_cast<double>(rows)) +
+         models::gathered_bytes(model.config(), model.mesh().tp(), model.layout(),
+                                models::max_gathered_keys(setup.longest_sequence, rows)) +
          sequences * model.config().vocab_size * (size_of(model.layout().dtype) + kOfADraw);
 }
 
@@ -81,7 +84,7 @@ std::int64_t replica_bytes(const RunSetup& setup, const ModelOnRank& model) {
   const auto& settings = setup.rollout->settings;
   const auto always =
       model.memory(false).parameters + model.vision_bytes() + settings.kv_cache_bytes;
-  return setup.device.on_host ? always : always + kContext + rollout_step_bytes(settings, model);
+  return setup.device.on_host ? always : always + kContext + rollout_step_bytes(setup, model);
 }
 
 // CUDA's and NCCL's own.
@@ -282,7 +285,7 @@ std::optional<std::string> replica_misfit(const RunSetup& setup, const RunPlan& 
     return std::nullopt;
   const auto model = replica_model(setup);
   const auto bytes = kContext + model.memory(false).parameters + model.vision_bytes() +
-                     rollout_step_bytes(setup.rollout->settings, model) +
+                     rollout_step_bytes(setup, model) +
                      setup.longest_sequence *
                          models::key_value_bytes(model.config(), model.mesh().tp(), model.layout());
   if (bytes <= plan.memory) return std::nullopt;
@@ -375,7 +378,7 @@ RolloutRoom rollout_room(const RunSetup& setup, const RankGroup& group) {
   const auto sequences = std::int64_t{settings.max_num_seqs};
   RolloutRoom room;
   room.free = std::max<std::int64_t>(setup.device.memory - held.on_device(), 0);
-  room.step = rollout_step_bytes(settings, model);
+  room.step = rollout_step_bytes(setup, model);
   PhaseBytes later;  // that replicas take when the cache is there
   add_replicas(later, setup, group);
   const bool reshards = !rollout.shares_memory;

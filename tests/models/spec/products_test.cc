@@ -157,6 +157,29 @@ TEST(Products, OfLatentAttentionExpertsAndAPredictionLayerHaveMegatronsNames) {
             "shared_experts.linear_fc1 shared_experts.linear_fc2 eh_proj output_layer ");
 }
 
+// The values of latent attention, and one dense feed-forward before layers with a shared expert.
+TEST(Products, ByRowsHaveTheirInputsGatheredLayerByLayer) {
+  const auto config = models_of_all_families().at("hf_deepseek_v3");
+  ASSERT_TRUE(config.multi_latent_attention);
+  const auto values = config.num_attention_heads * config.v_head_dim;
+  std::set<bool> kinds;
+  for (std::int64_t layer = 0; layer < config.num_layers; ++layer) {
+    const bool moe = config.is_moe_layer(layer);
+    const auto ffn = moe ? config.moe_shared_expert_intermediate_size : config.ffn_hidden_size;
+    EXPECT_EQ(gathered_channels(config, layer), values + ffn) << layer;
+    kinds.insert(moe);
+  }
+  EXPECT_EQ(kinds.size(), 2U);
+  const auto dense = models_of_all_families().at("hf_llama");
+  EXPECT_EQ(gathered_channels(dense, 0),
+            dense.num_attention_heads * dense.kv_channels + dense.ffn_hidden_size);
+  const auto hybrid = models_of_all_families().at("hf_qwen3_next");
+  ASSERT_TRUE(hybrid.is_linear_attention_layer(0));
+  EXPECT_EQ(gathered_channels(hybrid, 0),
+            hybrid.linear_num_value_heads * hybrid.linear_value_head_dim +
+                hybrid.moe_shared_expert_intermediate_size);
+}
+
 TEST(Products, OfADeltaNetAreThoseOfItsParts) {
   const auto text = names(gemm_shapes(models_of_all_families().at("hf_qwen3_next")));
   EXPECT_NE(text.find("in_proj.query in_proj.key in_proj.value in_proj.z in_proj.beta "

@@ -350,6 +350,44 @@ TEST(RunPlan, CountsTheStatesThatPrefixesHaveSlotsFor) {
   EXPECT_EQ(cache(true, false), cache(false, false));
 }
 
+// Keys and values of 8 groups in bf16, in pieces and in one: of the longest sequence, if that is
+// more than the tokens of a step.
+TEST(RunPlan, CountsTheContextsThatAStepOfTheRolloutGathers) {
+  const auto step = [](int response) {
+    auto config = grpo();
+    config.actor.ppo_max_token_len_per_gpu = 40960;
+    config.data.max_response_length = response;
+    config.rollout.max_num_batched_tokens = 8192;
+    return bytes_in(plan_of(config), "gen").activations;
+  };
+  constexpr std::int64_t kOfToken = 2 * 2 * 8 * 128 * 2;
+  EXPECT_EQ(step(8192 - 128), step(932));
+  EXPECT_EQ(step(32768 - 128) - step(932), (32768 - 8192) * kOfToken);
+}
+
+// Latent attention has no heads of kv_channels.
+TEST(RunPlan, CountsTheValuesThatTensorParallelRanksGatherInBitwise) {
+  const auto seconds = [](std::int64_t kv_channels, std::int64_t v_head_dim) {
+    auto model = llama_8b();
+    model.kv_channels = kv_channels;
+    model.multi_latent_attention = true;
+    model.kv_lora_rank = 512;
+    model.qk_head_dim = 128;
+    model.qk_pos_emb_head_dim = 64;
+    model.v_head_dim = v_head_dim;
+    auto config = grpo();
+    config.actor.megatron.alignment = models::Alignment::kBitwise;
+    config.actor.megatron.parallel.tensor_model_parallel_size = 4;
+    config.actor.ppo_max_token_len_per_gpu = 4096;
+    config.rollout.gpu_memory_utilization = 0.5;
+    const auto plan = plan_run(setup_of(config, {.actor = model, .critic = model}, 4, kH200));
+    EXPECT_TRUE(plan.fits()) << plan.misfits.front();
+    return plan.fits() ? seconds_in(plan, "update_actor") : 0;
+  };
+  EXPECT_EQ(seconds(0, 128), seconds(1024, 128));
+  EXPECT_LT(seconds(128, 128), seconds(128, 256));
+}
+
 // Eight of 32 layers take a quarter of what all take.
 TEST(RunPlan, CountsTheLayersThatAreComputedAgain) {
   const auto seconds = [](std::optional<models::Recompute::Method> method, int layers) {
