@@ -72,6 +72,8 @@ const std::map<std::string_view, ApiServer::Route>& ApiServer::routes() {
       {"/tokenize", {kPost, &ApiServer::tokenize}},
       {"/detokenize", {kPost, &ApiServer::detokenize}},
       {"/health", {kGet, &ApiServer::health, true}},
+      {"/ping", {kGet, &ApiServer::health, true}},
+      {"/version", {kGet, &ApiServer::version}},
       {"/metrics", {kGet, &ApiServer::metrics}},
       {"/pause", {kPost, &ApiServer::pause}},
       {"/resume", {kPost, &ApiServer::resume}},
@@ -273,6 +275,10 @@ void ApiServer::metrics(const ExchangePtr& exchange) {
 
 void ApiServer::health(const ExchangePtr& exchange) {
   exchange->respond({.body = "", .content_type = "text/plain"});
+}
+
+void ApiServer::version(const ExchangePtr& exchange) {
+  answer_json(exchange, {{"version", options_.version}});
 }
 
 void ApiServer::tokenize(const ExchangePtr& exchange) {

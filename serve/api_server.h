@@ -23,6 +23,7 @@
 namespace ferry::serve {
 
 struct ApiOptions {
+  std::string version{};                    // of the program
   std::vector<std::string> api_keys{};      // empty: anybody may ask
   std::int64_t max_queued_requests = 4096;  // samples beyond those that the engine runs at a time
   std::chrono::milliseconds request_timeout{0};        // of an answer; 0: none
@@ -77,6 +78,7 @@ class ApiServer {
   void tokenize(const ExchangePtr& exchange);
   void detokenize(const ExchangePtr& exchange);
   void health(const ExchangePtr& exchange);
+  void version(const ExchangePtr& exchange);
   void metrics(const ExchangePtr& exchange);
 
   // control_endpoints.cc

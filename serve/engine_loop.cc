@@ -58,6 +58,7 @@ void EngineLoop::run() {
     finish_draining();
     if (may_step() && engine_.has_unfinished()) step();
     if (!commands.empty() || !to_report_.empty()) report(std::exchange(to_report_, {}));
+    if (lost_) throw Error(*lost_);
   }
 }
 
@@ -99,6 +100,7 @@ void EngineLoop::admit(NewRequest request) {
       [&] { engine_.add_request(request.id, request.prompt, request.params, request.images); });
   if (error) {
     to_report_.push_back({.request_id = request.id, .finished = true, .error = error});
+    if (engine_.is_lost()) fail(*error);
   } else {
     under_way_.insert(std::move(request.id));
   }
@@ -111,8 +113,11 @@ void EngineLoop::abort_all(const std::optional<Error>& error) {
   }
 }
 
+// The requests go to others, or end with the error, and so does the loop where the engine is lost.
 void EngineLoop::fail(const Error& error) {
-  if (!hand_over(error)) abort_all(error);
+  if (hand_over(error)) return;
+  abort_all(error);
+  if (engine_.is_lost()) lost_ = error;
 }
 
 // Returns whether somebody else answers the requests.

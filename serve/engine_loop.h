@@ -57,7 +57,7 @@ class EngineSteps {
   virtual void wake_up() = 0;
   // Called every few seconds while there is nothing to do.
   virtual void idle() {}
-  // True if the engine has gone, and every call fails from now on.
+  // True if every call fails from now on: the engine has gone, or its ranks are no more alike.
   virtual bool is_lost() const { return false; }
 };
 
@@ -92,7 +92,9 @@ class EngineLoop {
   // each command meets the error. Else, and by default, those requests end with the error.
   void on_failure(std::function<bool(const Error&)> callback) { on_failure_ = std::move(callback); }
 
-  // Runs steps until stop(), on the thread that the engine was made on. Throws what idle() throws.
+  // Runs steps until stop(), on the thread that the engine was made on. Throws what idle() throws,
+  // and the error by which the engine was lost where nobody else answers its requests: they have
+  // ended with it.
   void run();
 
   // The rest is thread-safe. A request's last output is `finished`. If it ends by
@@ -166,6 +168,7 @@ class EngineLoop {
   // On the engine's thread alone.
   EngineStatus status_{};
   std::optional<Error> handed_over_;  // the failure after which others answer
+  std::optional<Error> lost_;         // by which the engine was lost, and nobody does
   std::deque<NewRequest> held_;
   std::set<std::string> under_way_;
   std::deque<Command> after_draining_;   // commands that wait until nothing is under way

@@ -41,4 +41,8 @@ void run_mesh(const MeshFlags& flags,
               int data_parallel_size,
               const std::function<void(models::World&)>& body);
 
+// Runs `body` as a process among others: if it throws, the process says why, tells the others,
+// waits until they have spoken, and ends with status 2.
+void run_rank(const models::World& world, const std::function<void()>& body);
+
 }  // namespace ferry::cli

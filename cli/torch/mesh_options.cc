@@ -1,8 +1,17 @@
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
 #include <numeric>
 
+#include "cli/commands.h"
 #include "cli/torch/commands.h"
+#include "cli/torch/library_error.h"
 #include "distckpt/base/error.h"
+#include "distckpt/base/foreign_error.h"
+#include "models/distributed/failure_board.h"
 
 namespace ferry::cli {
 
@@ -19,7 +28,32 @@ int fewest_ranks(const models::ParallelConfig& parallel) {
          parallel.pipeline_model_parallel_size;
 }
 
+// Ends the run with this rank: it says why, and so do the others, before a launcher ends them all.
+// On GPUs the process ends at once: kernels of NCCL that wait for other ranks never do, and pinned
+// memory takes long to be given back.
+[[noreturn]] void end_rank(const models::World& world, Error error) {
+  error.add_context(fmt::format("running as rank {} of {}", world.rank(), world.size()));
+  std::fputs(error.report().c_str(), stderr);
+  models::announce_failure(world, error);
+  models::wait_for_failures(world);
+  if (world.device().is_cuda()) std::_Exit(kTrouble);
+  throw CLI::RuntimeError(kTrouble);
+}
+
 }  // namespace
+
+void run_rank(const models::World& world, const std::function<void()>& body) {
+  if (world.size() == 1) return body();
+  try {
+    body();
+  } catch (const CLI::RuntimeError&) {  // of end_rank()
+    throw;
+  } catch (const c10::Error& error) {  // what() has a backtrace
+    end_rank(world, library_error(error));
+  } catch (const std::exception& error) {
+    end_rank(world, as_error(error));
+  }
+}
 
 void add_mesh(CLI::App& command, MeshFlags& flags) {
   auto& parallel = flags.parallel;

@@ -61,7 +61,9 @@ void set_params(const Record& json, SamplingParams& params) {
       {"min_tokens", number(params.min_tokens)},
       {"seed",
        [&](const auto& value, const auto& name) {
-         params.seed = value_of<std::uint64_t>(value, name, "a whole number from 0 on");
+         params.seed.reset();  // -1, as vLLM has it, is none
+         if (value != -1)
+           params.seed = value_of<std::uint64_t>(value, name, "a whole number from 0 on, or -1");
        }},
       {"logprobs",
        [&](const auto& value, const auto& name) {

@@ -37,7 +37,7 @@ class Random {
 
 constexpr std::string_view kLogNormal = "lognormal";
 
-// How long prompts or answers are: uniform from least to most, or log-normal where there is a mean.
+// The lengths of prompts or answers: uniform from least to most, or log-normal if there is a mean.
 struct Distribution {
   std::int64_t least = 1;
   std::int64_t most = 0;

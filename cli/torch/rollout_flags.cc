@@ -211,7 +211,13 @@ void add_sampling(CLI::App& command, rollout::SamplingParams& params) {
   };
   add_sampling_shape(command, params);
   add("--seed", params.seed,
-      "The same draws for each prompt and run. Default: draws of each prompt's id");
+      "The same draws for each prompt and run. Default, or -1: draws of each prompt's id")
+      ->transform(CLI::Validator(
+          [](std::string& seed) {
+            if (seed == "-1") seed.clear();  // no seed, as vLLM has it
+            return std::string();
+          },
+          ""));
   add("--stop", params.stop, "A string that ends an answer, before it; repeatable")
       ->allow_extra_args(false);
   add("--stop-token-ids", params.stop_token_ids, "Tokens that end an answer: 1,2")

@@ -45,7 +45,7 @@ void add_tokenizer(CLI::App& command, RolloutFlags& flags);
 // Refuses numbers below it.
 CLI::Validator at_least(double least);
 void add_sampling(CLI::App& command, rollout::SamplingParams& params);
-// How tokens are drawn alone, not when an answer ends.
+// Adds the flags that say how tokens are drawn, none that says when an answer ends.
 void add_sampling_shape(CLI::App& command, rollout::SamplingParams& params);
 
 // Gives a model that is only measured weights that depend on nothing but the model.

@@ -15,6 +15,8 @@
 #include "cli/torch/commands.h"
 #include "cli/torch/rollout_flags.h"
 #include "distckpt/base/error.h"
+#include "distckpt/execute/rendezvous.h"
+#include "models/distributed/failure_board.h"
 #include "serve/api_server.h"
 #include "serve/bridge/decoded_images.h"
 #include "serve/bridge/ranked_engine.h"
@@ -180,6 +182,7 @@ void serve_rank(const CLI::App& command, const ServeFlags& flags, models::World&
   const int first = world.rank() / tp * tp;
   std::vector<int> ranks(static_cast<std::size_t>(tp));
   std::iota(ranks.begin(), ranks.end(), first);
+  if (dp > 1) models::limit_failure(world, ranks);
   RolloutModel model(world, flags.rollout, std::move(ranks));
   auto weights = model.weight_files(), before = weights;
   const auto images = decoded_images(flags, model);
@@ -204,8 +207,8 @@ void serve_rank(const CLI::App& command, const ServeFlags& flags, models::World&
   const auto mail = mailbox("serve");
   std::vector<std::unique_ptr<models::Mailbox>> of_engines(1);
   for (int i = 1; i < dp; ++i) of_engines.push_back(mailbox(fmt::format("engine {}", i)));
-  if (world.rank() > first) return serve::follow(engine, *mail, first);
-  serve::RankedEngine all(engine, *mail, first, tp);
+  if (world.rank() > first) return serve::follow(engine, world, *mail, first);
+  serve::RankedEngine all(engine, world, *mail, tp);
   serve::EngineSteps& mine = tp == 1 ? static_cast<serve::EngineSteps&>(engine) : all;
   if (first > 0) {
     serve::answer_calls(mine, *of_engines[static_cast<std::size_t>(first / tp)]);
@@ -230,8 +233,11 @@ void serve_checkpoint(const CLI::App& command, ServeFlags& flags) {
   flags.api.shutdown_timeout = milliseconds(flags.shutdown_timeout);
   flags.api.stop_requested = stop_requested;
   catch_stop_signals();
-  run_mesh(flags.rollout.mesh, flags.rollout.data_parallel_size,
-           [&](models::World& world) { serve_rank(command, flags, world); });
+  const bool is_one_of_processes = distckpt::rank_from_environment().size > 1;
+  run_mesh(flags.rollout.mesh, flags.rollout.data_parallel_size, [&](models::World& world) {
+    const auto body = [&] { serve_rank(command, flags, world); };
+    is_one_of_processes ? run_rank(world, body) : body();
+  });
 }
 
 }  // namespace
@@ -251,6 +257,7 @@ void add_serve(CLI::App& app) {
       ->check(CLI::Range(0, 65535))
       ->capture_default_str();
   add("--served-model-name", flags->name, "The model's name in the API. Default: CHECKPOINT");
+  flags->api.version = FERRY_VERSION;
   add("--api-key", flags->api.api_keys, "Refuse requests without this key; repeatable")
       ->allow_extra_args(false)
       ->envname("FERRY_API_KEY");

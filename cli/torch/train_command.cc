@@ -3,8 +3,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
-#include <exception>
 #include <filesystem>
 #include <functional>
 #include <memory>
@@ -16,11 +14,8 @@
 
 #include "cli/commands.h"
 #include "cli/torch/commands.h"
-#include "cli/torch/library_error.h"
 #include "distckpt/base/error.h"
-#include "distckpt/base/foreign_error.h"
 #include "distckpt/storage/file_io.h"
-#include "models/distributed/failure_board.h"
 #include "models/distributed/world.h"
 #include "trainer/config/ppo_config.h"
 #include "trainer/config/sft_config.h"
@@ -42,34 +37,6 @@ struct TrainFlags {
   bool print_config = false;
   bool quiet = false;
 };
-
-// Ends the run with this rank: it says why, and so do the others, before a launcher ends them all.
-// On GPUs the process ends at once: kernels of NCCL that wait for other ranks never do, and pinned
-// memory takes long to be given back.
-[[noreturn]] void end_rank(const models::World& world, Error error) {
-  error.add_context(fmt::format("running as rank {} of {}", world.rank(), world.size()));
-  std::fputs(error.report().c_str(), stderr);
-  std::string why = error.what();
-  for (const auto& frame : error.context()) why += "; while " + frame;
-  if (!error.hint().empty()) why += "; hint: " + error.hint();
-  models::announce_failure(world, why);
-  models::wait_for_failures(world);
-  if (world.device().is_cuda()) std::_Exit(kTrouble);
-  throw CLI::RuntimeError(kTrouble);
-}
-
-void run_rank(const models::World& world, const std::function<void()>& body) {
-  if (world.size() == 1) return body();
-  try {
-    body();
-  } catch (const CLI::RuntimeError&) {  // of end_rank()
-    throw;
-  } catch (const c10::Error& error) {  // what() has a backtrace
-    end_rank(world, library_error(error));
-  } catch (const std::exception& error) {
-    end_rank(world, as_error(error));
-  }
-}
 
 template <typename Trainer, typename Config>
 void train(const TrainFlags& flags,

@@ -11,6 +11,7 @@
 #include <new>
 
 #include "distckpt/base/error.h"
+#include "models/device/capability.h"
 #include "models/device/memory_error.h"
 
 namespace ferry::models {
@@ -26,6 +27,10 @@ void set_device(c10::Device device) {
                     : fmt::format("there is no GPU: {}", cudaGetErrorString(status)),
                 "run on the host: --device cpu, or trainer.device=cpu");
   }
+  int major = 0, minor = 0;
+  (void)cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device.index());
+  (void)cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device.index());
+  if (major < kKernelsMajor) throw unfit_gpu(device_name(device), major, minor);
   or_out_of_memory(fmt::format("a CUDA context on GPU {}", device.index()),
                    "another program holds the GPU's memory: nvidia-smi names it",
                    [&] { c10::cuda::set_device(device.index()); });

@@ -11,7 +11,8 @@
 
 namespace ferry::models {
 
-// Sets the device that kernels of this thread run on. Throws Error(kDevice) if it does not exist.
+// Sets the device that kernels of this thread run on. Throws Error(kDevice) if it does not exist,
+// or this build's kernels do not run on it.
 void set_device(c10::Device device);
 void synchronize(c10::Device device);
 void reset_peak_memory(c10::Device device);

@@ -1,14 +1,18 @@
 #include "models/distributed/failure_board.h"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <exception>
 #include <functional>
 #include <future>
+#include <iterator>
 #include <memory>
+#include <numeric>
+#include <sstream>
 #include <system_error>
 #include <thread>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -22,7 +26,7 @@ namespace {
 using Store = c10::intrusive_ptr<c10d::Store>;
 using std::chrono::milliseconds;
 
-constexpr const char* kAnyRank = "failure/any";
+constexpr const char* kToAll = "failure/to-all";
 constexpr const char* kQuestion = "failure/who-is-alive";
 constexpr auto kMoment = milliseconds(2000);  // in which ranks that fail together have all done so
 constexpr auto kPatience = milliseconds(6000);  // with ranks that learn of it (nccl_backend.cc)
@@ -32,6 +36,12 @@ constexpr auto kPresencePoll = milliseconds(500);
 
 std::string announcement_of(int rank) {
   return fmt::format("failure/{}", rank);
+}
+std::string mark_of_failure_to(int rank) {
+  return fmt::format("failure/to/{}", rank);
+}
+std::string limit_of(int rank) {
+  return fmt::format("failure/limit/{}", rank);
 }
 std::string alive_mark(int rank) {
   return fmt::format("failure/alive/{}", rank);
@@ -60,53 +70,80 @@ bool succeeds(const std::function<void()>& body) {
   }
 }
 
+enum class Outcome : std::uint8_t { kDone, kSlow, kGone };
+
 // Runs `body`, which talks to the store, on a thread of its own, which is left behind if the store
-// does not answer. Returns false then, and where the store is gone. `body` must own everything that
-// it refers to.
-bool within(milliseconds limit, const std::function<void()>& body) {
-  const auto done = std::make_shared<std::promise<bool>>();
+// is slow to answer. `body` must own everything that it refers to.
+Outcome ask(milliseconds limit, const std::function<void()>& body) {
+  const auto outcome = [body] { return succeeds(body) ? Outcome::kDone : Outcome::kGone; };
+  const auto done = std::make_shared<std::promise<Outcome>>();
   auto result = done->get_future();
   try {
-    std::thread([body, done] { done->set_value(succeeds(body)); }).detach();
+    std::thread([outcome, done] { done->set_value(outcome()); }).detach();
   } catch (const std::system_error&) {  // threads have run out, perhaps this is what is to be told
-    return succeeds(body);
+    return outcome();
   }
-  return result.wait_for(limit) == std::future_status::ready && result.get();
+  return result.wait_for(limit) == std::future_status::ready ? result.get() : Outcome::kSlow;
+}
+
+bool within(milliseconds limit, const std::function<void()>& body) {
+  return ask(limit, body) == Outcome::kDone;
+}
+
+// The ranks that a failure of `rank` concerns; all if none are listed.
+std::vector<int> concerned(c10d::Store& store, int rank) {
+  if (!store.check({limit_of(rank)})) return {};
+  const auto text = store.get(limit_of(rank));
+  std::istringstream list(std::string(text.begin(), text.end()));
+  return {std::istream_iterator<int>(list), {}};
 }
 
 }  // namespace
 
-void announce_failure(const World& world, const std::string& why) {
+void limit_failure(const World& world, const std::vector<int>& ranks) {
   if (!world.store()) return;
+  world.store()->set(limit_of(world.rank()), bytes_of(fmt::format("{}", fmt::join(ranks, " "))));
+}
+
+void announce_failure(const World& world, const Error& error) {
+  if (!world.store()) return;
+  std::string why = error.what();
+  for (const auto& frame : error.context()) why += "; while " + frame;
+  if (!error.hint().empty()) why += "; hint: " + error.hint();
   within(kMoment, [store = world.store(), rank = world.rank(), why] {
     store->set(announcement_of(rank), bytes_of(why));
-    store->set(kAnyRank, bytes_of(why));
+    const auto ranks = concerned(*store, rank);
+    if (ranks.empty()) store->set(kToAll, bytes_of(why));
+    for (const int one : ranks) store->set(mark_of_failure_to(one), bytes_of(why));
   });
 }
 
 void wait_for_failures(const World& world) {
   if (!world.store()) return;
-  std::vector<std::string> keys;
-  for (int rank = 0; rank < world.size(); ++rank) keys.push_back(announcement_of(rank));
   // The store ends with its owner, so rank 0 leaves last, after the others have read the
   // announcements.
   const auto patience = kPatience + (world.rank() == 0 ? kMoment : milliseconds(0));
-  within(patience, [store = world.store(), keys, patience] {
+  within(patience, [store = world.store(), rank = world.rank(), size = world.size(), patience] {
     const auto until = std::chrono::steady_clock::now() + patience;
+    auto ranks = concerned(*store, rank);
+    if (ranks.empty()) {
+      ranks.resize(static_cast<std::size_t>(size));
+      std::iota(ranks.begin(), ranks.end(), 0);
+    }
+    std::vector<std::string> keys(ranks.size());
+    std::ranges::transform(ranks, keys.begin(), announcement_of);
     while (!store->check(keys) && std::chrono::steady_clock::now() < until)
       std::this_thread::sleep_for(kPoll);
   });
   if (world.rank() == 0) std::this_thread::sleep_for(4 * kPoll);
 }
 
-bool any_failure(const Store& store) {
+bool failure_announced(const Store& store, int rank) {
   const auto found = std::make_shared<bool>(false);
-  return !within(kMoment, [store, found] { *found = store->check({kAnyRank}); }) || *found;
-}
-
-bool failure_announced(const Store& store) {
-  const auto found = std::make_shared<bool>(false);
-  return within(kMoment, [store, found] { *found = store->check({kAnyRank}); }) && *found;
+  const auto outcome = ask(kMoment, [store, rank, found] {
+    *found = store->check({kToAll}) || store->check({mark_of_failure_to(rank)});
+  });
+  return outcome == Outcome::kGone || (outcome == Outcome::kDone && *found);
 }
 
 void count_progress(const Store& store, const std::string& name) {

@@ -3,7 +3,8 @@
 // rank's last words name the cause.
 //
 // The store lives in rank 0, which may hang itself: nothing here waits for it longer than a few
-// seconds.
+// seconds. A store that is slow to answer says nothing: its owner may have been stopped for a
+// while, and the timeout of the run says how long the others wait. One that is gone is a failure.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
@@ -14,6 +15,8 @@
 #include <string>
 #include <vector>
 
+#include "distckpt/base/error.h"
+
 namespace c10d {
 class Store;
 }
@@ -22,20 +25,21 @@ namespace ferry::models {
 
 class World;
 
-// Tells the other ranks why this one fails. Does nothing in a run of one rank, or where the store
-// is gone.
-void announce_failure(const World& world, const std::string& why);
+// Says that the failure of this rank concerns `ranks` alone, itself among them: others go on
+// without them. Without this call it concerns all.
+void limit_failure(const World& world, const std::vector<int>& ranks);
 
-// Returns when all ranks have announced that they failed, or after a few seconds: a launcher ends
-// every rank as soon as one is gone, and none should go before the others have spoken.
+// Tells the ranks that it concerns why this one fails: the message, its context and hint. Does
+// nothing in a run of one rank, or where the store is gone.
+void announce_failure(const World& world, const Error& error);
+
+// Returns when all ranks that a failure of this one concerns have announced that they failed, or
+// after a few seconds: a launcher ends every rank as soon as one is gone, and none should go before
+// the others have spoken.
 void wait_for_failures(const World& world);
 
-// True if any rank has announced a failure, or the store's owner, rank 0, is gone.
-bool any_failure(const c10::intrusive_ptr<c10d::Store>& store);
-
-// Like any_failure(), for frequent polling by a rank that waits as long as its peers work: a store
-// that is only slow to answer counts as no failure.
-bool failure_announced(const c10::intrusive_ptr<c10d::Store>& store);
+// True if a rank has announced a failure that concerns `rank`, or the store is gone.
+bool failure_announced(const c10::intrusive_ptr<c10d::Store>& store, int rank);
 
 // Adds one to the counter `name`, which ranks share. Ranks that wait see by it that others work.
 void count_progress(const c10::intrusive_ptr<c10d::Store>& store, const std::string& name);

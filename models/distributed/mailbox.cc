@@ -110,7 +110,8 @@ class Mailbox::Watch {
     while (!changed_.wait_for(lock, stop, kLookAround, [&] { return stop.stop_requested(); })) {
       const auto peer = peer_;
       lock.unlock();
-      bool failed = failure_announced(store);
+      // One that concerns this rank alone leaves the peer as it is, which will speak or end.
+      bool failed = failure_announced(store, mail_.world_.rank()) && failure_announced(store, peer);
       const auto now = Clock::now();
       if (now - asked > mail_.world_.timeout()) {
         failed = failed || !is_alive(store, peer);

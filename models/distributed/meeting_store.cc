@@ -43,6 +43,7 @@ bool made_by_all(MeetingStore& store, bool mine, int rank, int size) {
 MeetingStore::MeetingStore(std::string prefix, const World& world)
     : PrefixStore(std::move(prefix), world.store()),
       board_(world.store()),
+      rank_(world.rank()),
       patience_(world.timeout()) {}
 
 std::vector<std::uint8_t> MeetingStore::get(const std::string& key) {
@@ -69,7 +70,7 @@ void MeetingStore::wait(const std::vector<std::string>& keys,
     require(now - begin < timeout, ErrorKind::kIo, "a rank did not come in {} s",
             timeout.count() / 1000);
     if (now - looked > kMeetingLookAround) {
-      require(!failure_announced(board_), ErrorKind::kIo, "a rank has failed");
+      require(!failure_announced(board_, rank_), ErrorKind::kIo, "a rank has failed");
       looked = now;
     }
     std::this_thread::sleep_for(poll);

@@ -18,7 +18,8 @@ class MeetingStore : public c10d::PrefixStore {
  public:
   MeetingStore(std::string prefix, const World& world);
 
-  // Throw Error(kIo) as soon as any rank has announced a failure, or after the world's timeout.
+  // Throw Error(kIo) as soon as a rank has announced a failure to this one, or after the world's
+  // timeout.
   std::vector<std::uint8_t> get(const std::string& key) override;
   std::vector<std::vector<std::uint8_t>> multiGet(const std::vector<std::string>& keys) override;
   void wait(const std::vector<std::string>& keys) override;
@@ -27,6 +28,7 @@ class MeetingStore : public c10d::PrefixStore {
 
  private:
   c10::intrusive_ptr<c10d::Store> board_;  // of the world
+  int rank_;                               // in it
   std::chrono::milliseconds patience_;
 };
 

@@ -154,12 +154,11 @@ ProcessGroup::ProcessGroup(World& world, std::string name, std::vector<int> rank
                         .timeout = world.timeout()};
   backends_->run = std::make_shared<const WatchedRun>(
       WatchedRun{.timeout = world.timeout(),
-                 .has_failed = [board = world.store()] { return any_failure(board); },
+                 .has_failed = [board = world.store(),
+                                rank = world.rank()] { return failure_announced(board, rank); },
                  .last_words =
                      [&world](const Error& error) {
-                       std::string why = error.what();
-                       if (!error.hint().empty()) why += "; hint: " + error.hint();
-                       announce_failure(world, why);
+                       announce_failure(world, error);
                        wait_for_failures(world);
                      }});
   or_out_of_memory(

@@ -135,7 +135,7 @@ World World::from_environment(Options options) {
   world.local_ = is_loopback(address.host);
   world.local_size_ = count_local(job.size, world.local_);
   const auto tell_others = [&](const Error& error) {
-    announce_failure(world, error.what());
+    announce_failure(world, error);
     wait_for_failures(world);
   };
   try {

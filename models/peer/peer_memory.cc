@@ -7,11 +7,11 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <fstream>
 #include <optional>
 #include <utility>
 
+#include "distckpt/base/cbor.h"
 #include "models/kernels/cuda/cuda_call.h"
 #include "models/peer/peer_exchange_launch.h"
 
@@ -21,25 +21,14 @@ namespace {
 // For two ranks one way is as long as the other, and sums at once are there earlier.
 constexpr std::int64_t kMostBytesOfOneShot = 256 << 10;
 
-// Ranks tell each other this, as bytes.
+// Ranks tell each other this.
 struct PeerIdentity {
-  std::array<char, 40> boot{};  // of the host
-  std::array<char, 16> gpu{};   // its address on the host's bus
+  std::string boot{};  // of the host
+  std::string gpu{};   // its address on the host's bus
   std::int64_t process = 0;
-  bool has_memory = false;
-  cudaIpcMemHandle_t memory{};
+  std::string memory{};  // the bytes of a cudaIpcMemHandle_t; empty: none
 };
-
-std::string bytes_of(const PeerIdentity& identity) {
-  return {reinterpret_cast<const char*>(&identity), sizeof(identity)};
-}
-
-PeerIdentity identity_of(const std::string& bytes) {
-  PeerIdentity identity;
-  require(bytes.size() == sizeof(identity), ErrorKind::kBug, "a peer of another build");
-  std::memcpy(&identity, bytes.data(), sizeof(identity));
-  return identity;
-}
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(PeerIdentity, boot, gpu, process, memory)
 
 // Device memory of one's own, or of another process.
 class MappedMemory {
@@ -78,18 +67,20 @@ MappedMemory allocate(std::int64_t bytes, PeerIdentity& identity) {
   void* pointer = nullptr;
   if (!succeeded(cudaMalloc(&pointer, static_cast<std::size_t>(bytes)))) return {};
   MappedMemory memory(pointer, /*own=*/true);
-  identity.has_memory = succeeded(cudaMemset(pointer, 0, static_cast<std::size_t>(bytes))) &&
-                        succeeded(cudaDeviceSynchronize()) &&
-                        succeeded(cudaIpcGetMemHandle(&identity.memory, pointer));
+  cudaIpcMemHandle_t handle{};
+  if (succeeded(cudaMemset(pointer, 0, static_cast<std::size_t>(bytes))) &&
+      succeeded(cudaDeviceSynchronize()) && succeeded(cudaIpcGetMemHandle(&handle, pointer)))
+    identity.memory.assign(handle.reserved, sizeof(handle.reserved));
   return memory;
 }
 
 PeerIdentity own_identity(at::Device device) {
   PeerIdentity identity{.process = getpid()};
   std::ifstream boot("/proc/sys/kernel/random/boot_id");
-  boot.getline(identity.boot.data(), static_cast<std::streamsize>(identity.boot.size()));
-  check(cudaDeviceGetPCIBusId(identity.gpu.data(), static_cast<int>(identity.gpu.size()),
-                              device.index()));
+  std::getline(boot, identity.boot);
+  std::array<char, 16> gpu{};
+  check(cudaDeviceGetPCIBusId(gpu.data(), static_cast<int>(gpu.size()), device.index()));
+  identity.gpu = gpu.data();
   return identity;
 }
 
@@ -98,12 +89,15 @@ MappedMemory map_memory(const PeerIdentity& mine, const PeerIdentity& other, at:
   int its_device = 0;
   int reachable = 0;
   void* pointer = nullptr;
+  cudaIpcMemHandle_t handle{};
+  if (other.memory.size() != sizeof(handle.reserved)) return {};
+  std::ranges::copy(other.memory, handle.reserved);
   const bool mapped =
       mine.boot == other.boot && mine.process != other.process && mine.gpu != other.gpu &&
-      other.has_memory && succeeded(cudaDeviceGetByPCIBusId(&its_device, other.gpu.data())) &&
+      succeeded(cudaDeviceGetByPCIBusId(&its_device, other.gpu.c_str())) &&
       succeeded(cudaDeviceCanAccessPeer(&reachable, device.index(), its_device)) &&
       reachable != 0 &&
-      succeeded(cudaIpcOpenMemHandle(&pointer, other.memory, cudaIpcMemLazyEnablePeerAccess));
+      succeeded(cudaIpcOpenMemHandle(&pointer, handle, cudaIpcMemLazyEnablePeerAccess));
   return mapped ? MappedMemory(pointer, /*own=*/false) : MappedMemory();
 }
 
@@ -282,9 +276,10 @@ std::unique_ptr<PeerMemory> PeerMemory::make(int rank,
   auto mine = own_identity(device);
   auto own = allocate(launch::PeerLayout{.size = size}.bytes(), mine);
   std::vector<MappedMemory> mapped;
-  for (const auto& bytes : gather(bytes_of(mine))) {
+  for (const auto& bytes : gather(to_cbor(mine))) {
     const bool is_mine = static_cast<int>(mapped.size()) == rank;
-    mapped.push_back(is_mine ? MappedMemory() : map_memory(mine, identity_of(bytes), device));
+    mapped.push_back(is_mine ? MappedMemory()
+                             : map_memory(mine, from_cbor<PeerIdentity>(bytes), device));
   }
   mapped[static_cast<std::size_t>(rank)] = std::move(own);
   const bool all_mapped =

@@ -9,7 +9,7 @@
 
 namespace ferry::rollout::grammar {
 
-// How many items or members there are.
+// The number of items or members.
 struct CountRange {
   std::uint32_t min = 0;
   std::uint32_t max = Expression::kUnbounded;

@@ -218,24 +218,31 @@ class SchemaReader {
     return static_cast<std::uint32_t>(number);
   }
 
+  static bool has_asserted_format(const ordered_json& rest, const std::string& at) {
+    if (!rest.contains("format")) return false;
+    if (!rest["format"].is_string()) refuse_schema("format", at, "is no text");
+    return is_asserted(rest["format"].get<std::string>());
+  }
+
   ExpressionPtr string(const ordered_json& rest, const std::string& at) {
     const auto min = count(rest, "minLength", at), max = count(rest, "maxLength", at);
-    const bool has_pattern = rest.contains("pattern"), has_format = rest.contains("format");
+    const bool has_pattern = rest.contains("pattern"), has_format = has_asserted_format(rest, at);
     if (has_pattern || has_format) {
-      if (min || max)
-        refuse_schema(min ? "minLength" : "maxLength", at,
-                      "beside a pattern or format is not supported");
       if (has_pattern && has_format)
         refuse_schema("format", at, "beside a pattern is not supported");
       const auto& value = rest[has_pattern ? "pattern" : "format"];
-      if (!value.is_string()) refuse_schema(has_pattern ? "pattern" : "format", at, "is no text");
+      if (!value.is_string()) refuse_schema("pattern", at, "is no text");
       auto pattern = value.get<std::string>();
-      if (has_format) {
-        const char* const known = pattern_of_format(pattern);
-        if (known == nullptr)
-          refuse_schema("format", at, fmt::format("{} is not supported", pattern));
-        pattern = known;
-      }
+      const auto* const known = has_format ? string_format(pattern) : nullptr;
+      if (has_format && known == nullptr)
+        refuse_schema("format", at, fmt::format("{} is not supported", pattern));
+      // A format may have such lengths as they are.
+      const bool is_short = min.value_or(0) > (known == nullptr ? 0 : known->least);
+      const bool is_long = max && (known == nullptr || *max < known->most);
+      if (is_short || is_long)
+        refuse_schema(is_short ? "minLength" : "maxLength", at,
+                      "beside a pattern or format is not supported");
+      if (has_format) pattern = known->pattern;
       try {
         return sequence({literal("\""), regex_in_json_string(pattern), literal("\"")});
       } catch (const Error& error) {

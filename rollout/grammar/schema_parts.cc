@@ -251,6 +251,17 @@ ordered_json merge(Document& document,
   return merged;
 }
 
+ordered_json united(const ordered_json& root) {
+  Document document(root);
+  auto schema = root;
+  for (int depth = 0; schema.is_object() && (schema.contains("$ref") || schema.contains("allOf"));
+       ++depth)
+    schema = with_references(document, schema, "", depth);
+  for (const char* key : {"$defs", "definitions"})
+    if (schema.is_object() && root.contains(key)) schema[key] = root[key];
+  return schema;
+}
+
 bool are_disjoint(Document& document, const ordered_json& one, const ordered_json& other) {
   ordered_json copy, other_copy;
   const auto& a = resolved(document, one, copy);
@@ -281,34 +292,45 @@ bool are_disjoint(Document& document, const ordered_json& one, const ordered_jso
   return false;
 }
 
-const char* pattern_of_format(std::string_view format) {
+const StringFormat* string_format(std::string_view format) {
 #define FERRY_DATE                                                                                \
   "[1-9]\\d{3}-((0[13578]|1[02])-(0[1-9]|[12]\\d|3[01])|(0[469]|11)-(0[1-9]|[12]\\d|30)|02-(0[1-" \
   "9]|1\\d|2[0-8]))"
 #define FERRY_TIME \
   "([01]\\d|2[0-3]):[0-5]\\d:[0-5]\\d(\\.\\d{1,6})?(Z|[+-]([01]\\d|2[0-3]):[0-5]\\d)"
-  static constexpr std::pair<std::string_view, const char*> kPatterns[] = {
-      {"date", "^" FERRY_DATE "$"},
-      {"time", "^" FERRY_TIME "$"},
-      {"date-time", "^" FERRY_DATE "T" FERRY_TIME "$"},
-      {"duration", "^P(\\d{1,4}D(T\\d{1,4}S)?|\\d{1,4}W|T\\d{1,4}[HMS])$"},
-      {"uuid", "^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"},
+  static constexpr std::pair<std::string_view, StringFormat> kFormats[] = {
+      {"date", {"^" FERRY_DATE "$", 10, 10}},
+      {"time", {"^" FERRY_TIME "$", 9, 21}},
+      {"date-time", {"^" FERRY_DATE "T" FERRY_TIME "$", 20, 32}},
+      {"duration", {"^P(\\d{1,4}D(T\\d{1,4}S)?|\\d{1,4}W|T\\d{1,4}[HMS])$", 3, 12}},
+      {"uuid", {"^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$", 36, 36}},
       {"ipv4",
-       "^((25[0-5]|2[0-4]\\d|1\\d\\d|[1-9]?\\d)\\.){3}(25[0-5]|2[0-4]\\d|1\\d\\d|[1-9]?\\d)$"},
-      {"ipv6", "^([0-9a-f]{1,4}:){7}[0-9a-f]{1,4}$"},
+       {"^((25[0-5]|2[0-4]\\d|1\\d\\d|[1-9]?\\d)\\.){3}(25[0-5]|2[0-4]\\d|1\\d\\d|[1-9]?\\d)$", 7,
+        15}},
+      {"ipv6", {"^([0-9a-f]{1,4}:){7}[0-9a-f]{1,4}$", 15, 39}},
       {"hostname",
-       "^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?(\\.[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?){0,5}$"},
+       {"^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?(\\.[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?){0,5}$", 1,
+        197}},
       {"email",
-       "^[a-zA-Z0-9_+-]{1,32}(\\.[a-zA-Z0-9_+-]{1,32}){0,3}@[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?"
-       "(\\.[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?){1,4}$"},
+       {"^[a-zA-Z0-9_+-]{1,32}(\\.[a-zA-Z0-9_+-]{1,32}){0,3}@[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?"
+        "(\\.[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?){1,4}$",
+        5, 296}},
       {"uri",
-       "^https?://[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?(\\.[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?){0,5}"
-       "(:[1-9]\\d{0,3})?(/[A-Za-z0-9._~-]{0,64}){0,8}$"}};
+       {"^https?://[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?(\\.[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?){0,5}"
+        "(:[1-9]\\d{0,3})?(/[A-Za-z0-9._~-]{0,64}){0,8}$",
+        8, 730}}};
 #undef FERRY_DATE
 #undef FERRY_TIME
-  for (const auto& [name, pattern] : kPatterns)
-    if (name == format) return pattern;
+  for (const auto& [name, known] : kFormats)
+    if (name == format) return &known;
   return nullptr;
+}
+
+bool is_asserted(std::string_view format) {
+  constexpr std::array kOthers{"idn-email",     "idn-hostname",          "iri",
+                               "iri-reference", "uri-reference",         "uri-template",
+                               "json-pointer",  "relative-json-pointer", "regex"};
+  return string_format(format) != nullptr || std::ranges::find(kOthers, format) != kOthers.end();
 }
 
 }  // namespace ferry::rollout::grammar

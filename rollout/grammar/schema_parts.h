@@ -1,6 +1,7 @@
 // Schemas before they are compiled: their keywords, references, and several that hold together.
 #pragma once
 
+#include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
@@ -45,10 +46,21 @@ ordered_json merge(Document& document,
                    const std::string& at,
                    int depth = 0);
 
+// A document whose own $ref and allOf are keywords beside the others; those of its parts stay.
+ordered_json united(const ordered_json& root);
+
 // True if no value is valid by both, as far as types, constants and members that both require say.
 bool are_disjoint(Document& document, const ordered_json& one, const ordered_json& other);
 
-// The schema of a format, as a regular expression; null for an unknown one.
-const char* pattern_of_format(std::string_view format);
+// The strings of a format: a regular expression, and the lengths that they have.
+struct StringFormat {
+  const char* pattern;
+  std::uint32_t least;
+  std::uint32_t most;
+};
+// Null for a format that is not supported.
+const StringFormat* string_format(std::string_view format);
+// JSON Schema says what strings of the format are; others are annotations.
+bool is_asserted(std::string_view format);
 
 }  // namespace ferry::rollout::grammar

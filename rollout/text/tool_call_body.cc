@@ -1,7 +1,6 @@
 #include "rollout/text/tool_call_body.h"
 
 #include <algorithm>
-#include <set>
 #include <utility>
 
 #include "distckpt/base/trimmed.h"
@@ -24,8 +23,7 @@ bool read_object(const ordered_json& object, std::vector<ToolCall>& calls) {
     calls.push_back({object["name"].get<std::string>(), json_text(arguments)});
     return true;
   }
-  calls.push_back({object["name"].get<std::string>(), "{}"});
-  return true;
+  return false;
 }
 
 // The text between two others, which is cut off with what is before it.
@@ -111,7 +109,6 @@ std::string type_of(const ordered_json& value) {
   return value.is_number() ? "number" : value.type_name();
 }
 
-// The types that a schema names, also those of its constants and of its alternatives.
 void gather_types(const ordered_json& schema, std::set<std::string>& types) {
   if (!schema.is_object()) return;
   const auto type = schema.value("type", ordered_json());
@@ -149,7 +146,8 @@ std::optional<ordered_json> as_one_of(const std::set<std::string>& types,
   if (types.contains("boolean") && is_one_of({"false", "0", "no", "off"})) return false;
   if (types.contains("object") && parsed.is_object()) return parsed;
   if (types.contains("array") && parsed.is_array()) return parsed;
-  if (may_be_string && !parsed.is_string()) return ordered_json(std::string(value));
+  if (may_be_string && (is_text(types) || !parsed.is_string()))
+    return ordered_json(std::string(value));
   return std::nullopt;
 }
 
@@ -159,6 +157,16 @@ std::size_t beginning_at_end(std::string_view text, std::string_view marker) {
   for (auto size = std::min(text.size(), marker.size() - 1); size > 0; --size)
     if (text.ends_with(marker.substr(0, size))) return size;
   return 0;
+}
+
+std::set<std::string> types_of(const ordered_json& schema) {
+  std::set<std::string> types;
+  gather_types(schema, types);
+  return types;
+}
+
+bool is_text(const std::set<std::string>& types) {
+  return types.contains("string") && types.size() == (types.contains("null") ? 2U : 1U);
 }
 
 std::optional<std::string> object_text(std::string_view text) {
@@ -193,23 +201,17 @@ bool ToolCallBody::read(std::string_view body, Calls& calls) const {
   return read_object(parse_exact_json(body), calls);
 }
 
-bool ToolCallBody::read_json_calls(std::string_view text, Calls& calls) {
-  skip_prefix(text, markers_of(ToolFormat::kLlama3Json).begin);
-  Calls found;
-  while (!(text = trimmed(text)).empty()) {
-    auto end = text.size();
-    auto object = parse_exact_json(text);
-    // A semicolon may stand in a string: the first one before which there is an object counts.
-    for (auto at = text.find(';'); object.is_discarded() && at != std::string_view::npos;
-         at = text.find(';', at + 1)) {
-      object = parse_exact_json(text.substr(0, at));
-      end = at + 1;
-    }
-    if (!read_object(object, found)) return false;
-    text.remove_prefix(end);
+bool ToolCallBody::read_last(std::string_view body, Calls& calls) const {
+  body = trimmed(body);
+  const bool is_json = body.starts_with('{');
+  switch (format_) {
+    case ToolFormat::kHermes:
+    case ToolFormat::kQwen3Coder:
+    case ToolFormat::kGlm45:
+      return (is_json || body.ends_with("</function>")) && read(body, calls);
+    default:
+      return read(body, calls);
   }
-  calls.insert(calls.end(), found.begin(), found.end());
-  return !found.empty();
 }
 
 bool ToolCallBody::read_function_tag(std::string_view body, Calls& calls) const {
@@ -218,7 +220,10 @@ bool ToolCallBody::read_function_tag(std::string_view body, Calls& calls) const 
   ToolCall call{.name = std::string(trimmed(*name))};
   auto arguments = ordered_json::object();
   while (const auto key = take_between(body, "<parameter=", ">")) {
-    const auto end = body.find("</parameter>");
+    // The end of a value may be missing where another begins, or behind the last one.
+    auto end = body.find("</parameter>");
+    end = std::min(end, body.find("<parameter="));
+    if (end == std::string_view::npos) end = body.find("</function>");
     if (end == std::string_view::npos) return false;
     const auto value = without_line_breaks(body.substr(0, end));
     body.remove_prefix(end);
@@ -245,8 +250,10 @@ bool ToolCallBody::read_function_tags(std::string_view body, Calls& calls) const
 }
 
 bool ToolCallBody::read_arg_keys(std::string_view body, Calls& calls) const {
-  ToolCall call{.name = std::string(trimmed(body.substr(0, body.find("<arg_key>"))))};
+  const auto first = body.find("<arg_key>");
+  ToolCall call{.name = std::string(trimmed(body.substr(0, first)))};
   if (call.name.empty() || call.name.find_first_of("<>\n{}") != std::string::npos) return false;
+  if (first == std::string_view::npos && function_of(call.name) == nullptr) return false;
   auto arguments = ordered_json::object();
   while (const auto key = take_between(body, "<arg_key>", "</arg_key>")) {
     const auto value = take_between(body, "<arg_value>", "</arg_value>");
@@ -289,12 +296,27 @@ bool ToolCallBody::read_invoke(std::string_view& body,
     const auto key = of_parameter ? attribute(*of_parameter, "name") : std::nullopt;
     const auto value = key ? take_between(body, "", tag("/", "parameter", ">")) : std::nullopt;
     if (!value) return false;
-    const bool is_text = attribute(*of_parameter, "string") == "true";
-    arguments[std::string(*key)] = is_text ? ordered_json(std::string(*value))
-                                           : argument(call.name, std::string(*key), *value);
+    const auto is_string = attribute(*of_parameter, "string");
+    const auto json = is_string == "false" ? parse_exact_json(*value) : ordered_json();
+    arguments[std::string(*key)] = is_string == "true" ? ordered_json(std::string(*value))
+                                   : json.is_string()
+                                       ? json
+                                       : argument(call.name, std::string(*key), *value);
   }
   call.arguments = json_text(arguments);
   return true;
+}
+
+// The tool of the request that has the name, or null.
+const ordered_json* ToolCallBody::function_of(const std::string& name) const {
+  if (!tools_.is_array()) return nullptr;
+  for (const auto& one : tools_) {
+    const auto function = one.is_object() ? one.find("function") : one.end();
+    if (one.is_object() && function != one.end() && function->is_object() &&
+        function->value("name", ordered_json()) == name)
+      return &*function;
+  }
+  return nullptr;
 }
 
 // A value that a format writes without quotes: by its schema, else JSON if it is some. A value
@@ -303,26 +325,18 @@ ordered_json ToolCallBody::argument(const std::string& tool,
                                     const std::string& key,
                                     std::string_view value) const {
   ordered_json schema;
-  if (tools_.is_array()) {
-    for (const auto& one : tools_) {
-      const auto function =
-          one.is_object() ? one.value("function", ordered_json()) : ordered_json();
-      if (!function.is_object() || function.value("name", ordered_json()) != tool) continue;
-      const ordered_json::json_pointer path("/parameters/properties");
-      if (function.contains(path) && function[path].is_object())
-        schema = function[path].value(key, ordered_json());
-      break;
-    }
-  }
+  const ordered_json::json_pointer path("/parameters/properties");
+  if (const auto* const function = function_of(tool);
+      function != nullptr && function->contains(path) && (*function)[path].is_object())
+    schema = (*function)[path].value(key, ordered_json());
   const bool breaks_lines = format_ == ToolFormat::kMiniMaxM2;
   const auto text = breaks_lines ? without_line_breaks(value) : value;
-  const bool is_text = schema.is_object()
-                           ? schema.value("type", ordered_json()) == "string"
-                           : format_ == ToolFormat::kMiniMaxM2 || format_ == ToolFormat::kSeedOss;
-  if (is_text) return std::string(text);
+  const bool has_text = schema.is_object()
+                            ? schema.value("type", ordered_json()) == "string"
+                            : format_ == ToolFormat::kMiniMaxM2 || format_ == ToolFormat::kSeedOss;
+  if (has_text) return std::string(text);
   auto parsed = parse_exact_json(text);
-  std::set<std::string> types;
-  gather_types(schema, types);
+  const auto types = types_of(schema);
   // Templates of Seed-OSS write lists and objects as Python does.
   if (parsed.is_discarded() && (types.contains("object") || types.contains("array"))) {
     parsed = parse_python_literal(text);

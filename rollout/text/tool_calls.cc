@@ -11,6 +11,8 @@ using nlohmann::ordered_json;
 
 namespace {
 
+// A call of kQwen3Coder may begin without its marker.
+constexpr std::string_view kFunction = "<function=";
 constexpr std::size_t kLongestString = 65536;  // bytes behind an end that may be within it
 
 // True if JSON lies between the markers: a body of Hermes may also be tags, or keys and values.
@@ -37,14 +39,20 @@ class StringsOfJson {
   bool escaped_ = false;
 };
 
-// The end of the call with which the text begins; npos: it may be still to come. An end inside a
-// string of JSON, as of a model that writes about calls, is one only if no later one ends a call
-// that parses: a quote that is missing hides the calls behind it no further than that.
-std::size_t end_of_call(const std::string& text,
-                        std::string_view end,
-                        ToolFormat format,
-                        const ToolCallBody& body,
-                        bool is_last) {
+// The ends of a call's body and of the marker behind it; npos if they may be still to come.
+struct CallEnd {
+  std::size_t body = std::string::npos;
+  std::size_t marker = std::string::npos;
+};
+
+// The size of the body with which the text begins; npos: its end may be still to come. An end
+// inside a string of JSON, as of a model that writes about calls, is one only if no later one ends
+// a call that parses: a quote that is missing hides the calls behind it no further than that.
+std::size_t body_of_call(const std::string& text,
+                         std::string_view end,
+                         ToolFormat format,
+                         const ToolCallBody& body,
+                         bool is_last) {
   const auto first = text.find(end);
   if (first == std::string::npos || !is_json(format, text)) return first;
   StringsOfJson strings;
@@ -56,6 +64,27 @@ std::size_t end_of_call(const std::string& text,
   }
   const bool waits = text.size() - first < kLongestString + end.size();
   return waits && !is_last ? std::string::npos : first;
+}
+
+CallEnd end_of_call(const std::string& text,
+                    std::string_view end,
+                    ToolFormat format,
+                    const ToolCallBody& body,
+                    bool is_last) {
+  const auto size = body_of_call(text, end, format, body, is_last);
+  return size == std::string::npos ? CallEnd() : CallEnd{size, size + end.size()};
+}
+
+// The same of a call that begins with kFunction: the marker behind it may be there or not.
+CallEnd end_of_function(std::string_view text, std::string_view end, bool is_last) {
+  constexpr std::string_view kEnd = "</function>";
+  const auto at = text.find(kEnd);
+  if (at == std::string_view::npos) return {};
+  const auto size = at + kEnd.size();
+  const auto rest = trimmed(text.substr(size));
+  if (rest.starts_with(end)) return {size, text.find(end, size) + end.size()};
+  if (!is_last && end.starts_with(rest)) return {};
+  return {size, size};
 }
 
 }  // namespace
@@ -86,49 +115,98 @@ ToolCallParser::Part ToolCallParser::finish() {
 }
 
 void ToolCallParser::scan(bool is_last, Part& part) {
-  if (format_ == ToolFormat::kLlama3Json) {
-    const auto text = trimmed(pending_);
-    const bool may_be_call = text.empty() || text[0] == '{' || text.starts_with(markers_.begin) ||
-                             markers_.begin.starts_with(text);
-    if (!is_content_ && may_be_call && !is_last) return;
-    if (!is_content_ && ToolCallBody::read_json_calls(text, part.calls)) return pending_.clear();
-    is_content_ = true;
-    part.content = std::exchange(pending_, "");
-    return;
+  if (format_ == ToolFormat::kLlama3Json) return scan_objects(is_last, part);
+  while (in_call_ || begin_call(part))
+    if (!end_call(is_last, part)) return;
+  const auto certain = pending_.substr(0, pending_.size() - (is_last ? 0 : held_at_end()));
+  pending_.erase(0, certain.size());
+  give_content(certain, is_last, part);
+}
+
+bool ToolCallParser::begin_call(Part& part) {
+  begin_ = markers_.begin;
+  auto at = pending_.find(begin_);
+  if (format_ == ToolFormat::kQwen3Coder) {
+    if (const auto bare = pending_.find(kFunction); bare < at) {
+      at = bare;
+      begin_ = kFunction;
+    }
   }
-  const auto begin = markers_.begin, end = markers_.end;
+  if (at == std::string::npos) return false;
+  give_content(std::string_view(pending_).substr(0, at), false, part);
+  pending_.erase(0, at + (begin_ == kFunction ? 0 : begin_.size()));
+  return in_call_ = true;
+}
+
+bool ToolCallParser::end_call(bool is_last, Part& part) {
+  const bool is_bare = begin_ == kFunction;
+  const std::string begin(is_bare ? "" : begin_);
+  const auto [size, end] = is_bare ? end_of_function(pending_, markers_.end, is_last)
+                                   : end_of_call(pending_, markers_.end, format_, body_, is_last);
+  if (size == std::string::npos && !is_last) return false;
+  const bool has_end = size != std::string::npos;
+  const auto body = pending_.substr(0, size);
+  const auto whole = begin + pending_.substr(0, has_end ? end : size);
+  pending_.erase(0, has_end ? end : size);
+  in_call_ = false;
+  if (has_end ? body_.read(body, part.calls) : body_.read_last(body, part.calls)) {
+    space_.clear();
+    has_called_ = true;
+  } else {
+    give_content(whole, is_last, part);
+  }
+  return true;
+}
+
+// The size of what may become a marker when more text comes.
+std::size_t ToolCallParser::held_at_end() const {
+  auto held = beginning_at_end(pending_, markers_.begin);
+  if (format_ == ToolFormat::kQwen3Coder)
+    held = std::max(held, beginning_at_end(pending_, kFunction));
+  for (const auto frame : markers_.frames) held = std::max(held, beginning_at_end(pending_, frame));
+  return held;
+}
+
+// Objects that are calls are found anywhere in the text, as in vLLM. One that is none is content
+// with all that is in it.
+void ToolCallParser::scan_objects(bool is_last, Part& part) {
   while (true) {
-    if (!in_call_) {
-      const auto at = pending_.find(begin);
-      if (at == std::string::npos) break;
-      give_content(std::string_view(pending_).substr(0, at), false, part);
-      pending_.erase(0, at + begin.size());
-      in_call_ = true;
-    }
-    const auto at = end_of_call(pending_, end, format_, body_, is_last);
+    const auto at = pending_.find('{');
     if (at == std::string::npos) break;
-    const auto body = pending_.substr(0, at);
-    pending_.erase(0, at + end.size());
-    in_call_ = false;
-    if (body_.read(body, part.calls)) {
+    if (at > 0) give_content(std::string_view(pending_).substr(0, at), false, part);
+    pending_.erase(0, at);
+    const auto state = object_.scan(pending_);
+    if (state == ObjectScanner::State::kOpen && !is_last) return;
+    const auto end = state == ObjectScanner::State::kWhole ? object_.end() : 1;
+    object_ = {};
+    const auto text = pending_.substr(0, end);
+    pending_.erase(0, end);
+    if (end > 1 && body_.read(text, part.calls)) {
       space_.clear();
-      has_called_ = true;
+      has_called_ = is_behind_call_ = true;
     } else {
-      give_content(std::string(begin) + body + std::string(end), is_last, part);
+      give_content(text, is_last && pending_.empty(), part);
     }
   }
-  if (in_call_) {
-    if (!is_last) return;
-    in_call_ = false;
-    return give_content(std::string(begin) + std::exchange(pending_, ""), true, part);
-  }
-  auto held = is_last ? 0 : beginning_at_end(pending_, begin);
-  if (!is_last)
-    for (const auto frame : markers_.frames)
-      held = std::max(held, beginning_at_end(pending_, frame));
+  const auto held = is_last ? 0 : held_at_end();
   const auto certain = pending_.substr(0, pending_.size() - held);
   pending_.erase(0, certain.size());
   give_content(certain, is_last, part);
+}
+
+// Without white space at the end, which is no content where a call follows; in kLlama3Json neither
+// is the marker in front of one, nor semicolons between two.
+std::size_t ToolCallParser::size_of_content(std::string_view text) const {
+  constexpr std::string_view kSpace = " \t\r\n";
+  const bool has_objects = format_ == ToolFormat::kLlama3Json;
+  while (true) {
+    text = text.substr(0, text.find_last_not_of(kSpace) + 1);
+    if (!has_objects || !text.ends_with(markers_.begin)) break;
+    text.remove_suffix(markers_.begin.size());
+  }
+  const bool is_separator = has_objects && is_behind_call_ &&
+                            text.find_first_not_of(" \t\r\n;") == std::string_view::npos;
+  return is_separator ? 0 : text.size();
 }
 
 // Goes from left to right: what is left of the text makes no frame.
@@ -148,8 +226,8 @@ void ToolCallParser::give_content(std::string_view text, bool is_last, Part& par
   auto all = space_ + std::string(text);
   space_.clear();
   if (!markers_.frames.empty()) all = without_frames(all);
-  const auto end = all.find_last_not_of(" \t\r\n");
-  const auto kept = end == std::string::npos ? 0 : end + 1;
+  const auto kept = size_of_content(all);
+  if (kept > 0) is_behind_call_ = false;
   const bool keeps_space = is_last && !has_called_;
   if (!keeps_space) {
     space_ = all.substr(kept);

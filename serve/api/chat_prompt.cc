@@ -62,6 +62,16 @@ void parse_arguments(ordered_json& message, const std::string& path) {
   }
 }
 
+// An answer's reasoning, which clients give back under either name, has both.
+void name_reasoning(ordered_json& message) {
+  const auto has = [&](const char* key) {
+    return message.contains(key) && message[key].is_string();
+  };
+  for (const auto& [from, to] :
+       {std::pair{"reasoning", "reasoning_content"}, std::pair{"reasoning_content", "reasoning"}})
+    if (has(from) && !has(to)) message[to] = ordered_json(message[from]);
+}
+
 }  // namespace
 
 ordered_json chat_messages(const ordered_json& body, bool sees) {
@@ -80,6 +90,7 @@ ordered_json chat_messages(const ordered_json& body, bool sees) {
     message["content"] =
         content_of(message.value("content", ordered_json()), param + "content", sees);
     parse_arguments(message, param);
+    name_reasoning(message);
     messages.push_back(std::move(message));
   }
   return messages;

@@ -60,6 +60,13 @@ ordered_json ids_json(const std::vector<rollout::TokenOutput>& tokens) {
   return ids;
 }
 
+// Under vLLM's name and under its older one.
+void add_reasoning(SamplePart& part, ordered_json& message) {
+  if (part.reasoning.empty()) return;
+  message["reasoning"] = part.reasoning;
+  message["reasoning_content"] = std::move(part.reasoning);
+}
+
 }  // namespace
 
 ordered_json usage_json(const Usage& usage) {
@@ -194,11 +201,11 @@ ordered_json AnswerWriter::choice(SamplePart& part, bool is_whole) {
         {"role", "assistant"},
         {"content", only_calls ? ordered_json() : ordered_json(std::move(part.text))},
         {"refusal", nullptr}};
-    if (!part.reasoning.empty()) choice["message"]["reasoning_content"] = std::move(part.reasoning);
+    add_reasoning(part, choice["message"]);
     if (!part.calls.empty()) choice["message"]["tool_calls"] = calls_json(part, true);
   } else {
     choice["delta"] = ordered_json::object();
-    if (!part.reasoning.empty()) choice["delta"]["reasoning_content"] = std::move(part.reasoning);
+    add_reasoning(part, choice["delta"]);
     if (!part.text.empty()) choice["delta"]["content"] = std::move(part.text);
     if (!part.calls.empty()) choice["delta"]["tool_calls"] = calls_json(part, false);
   }

@@ -12,11 +12,13 @@
 #include "serve/api/fields.h"
 #include "serve/api/prompt_fields.h"
 #include "serve/api/structured_outputs.h"
+#include "serve/api/tagged_arguments.h"
 
 namespace ferry::serve {
 namespace {
 
 constexpr std::size_t kMostPrompts = 1024;  // of one request
+constexpr std::int64_t kRandomSeed = -1;    // as if none were given
 
 // Fields whose neglect would change the answer.
 void refuse_unsupported(const Fields& fields) {
@@ -25,7 +27,8 @@ void refuse_unsupported(const Fields& fields) {
   };
   for (const char* name :
        {"suffix", "guided_grammar", "guided_whitespace_pattern", "structural_tag", "functions",
-        "function_call", "logits_processors", "audio"}) {
+        "function_call", "logits_processors", "audio", "prompt_embeds", "logprob_token_ids",
+        "thinking_token_budget"}) {
     const auto* const value = fields.find(name);
     refuse_if(name, value != nullptr && !(value->is_structured() && value->empty()));
   }
@@ -57,7 +60,7 @@ void read_sampling(const Fields& fields, rollout::SamplingParams& params) {
   fields.read("frequency_penalty", params.frequency_penalty);
   std::optional<std::int64_t> seed;
   fields.read("seed", seed);
-  if (seed) params.seed = static_cast<std::uint64_t>(*seed);
+  if (seed && *seed != kRandomSeed) params.seed = static_cast<std::uint64_t>(*seed);
   fields.read_strings("stop", params.stop);
   fields.read("stop_token_ids", params.stop_token_ids);
   fields.read("ignore_eos", params.ignore_eos);
@@ -155,8 +158,13 @@ void ask_for_logprobs(GenerationRequest& request, std::int64_t most, const char*
   request.params.logprobs = most;
 }
 
-// Keeps the last tokens of prompts; -1: as many as the model takes, but for one of the answer.
+// Keeps the last tokens of prompts, or the first ones with the side "right"; -1: as many as the
+// model takes, but for one of the answer.
 void truncate_prompts(const Fields& fields, const ServedModel& model, GenerationRequest& request) {
+  std::string side = "left";
+  fields.read("truncation_side", side);
+  if (side != "left" && side != "right")
+    fields.refuse("truncation_side", "is neither \"left\" nor \"right\"");
   std::optional<std::int64_t> most;
   fields.read("truncate_prompt_tokens", most);
   if (!most) return;
@@ -165,8 +173,13 @@ void truncate_prompts(const Fields& fields, const ServedModel& model, Generation
                   fmt::format("is not -1, nor in [1, {}]", model.max_model_len));
   if (request.images) fields.refuse("truncate_prompt_tokens", "is not supported with images");
   const auto kept = *most == -1 ? model.max_model_len - 1 : *most;
-  for (auto& prompt : request.prompts)
-    if (std::cmp_greater(prompt.size(), kept)) prompt.erase(prompt.begin(), prompt.end() - kept);
+  for (auto& prompt : request.prompts) {
+    if (!std::cmp_greater(prompt.size(), kept)) continue;
+    if (side == "left")
+      prompt.erase(prompt.begin(), prompt.end() - kept);
+    else
+      prompt.resize(static_cast<std::size_t>(kept));
+  }
 }
 
 // `max_tokens`: the client's name for it.
@@ -277,6 +290,7 @@ void read_tools(const Fields& fields, const ServedModel& model, GenerationReques
   }
   if (choice != nullptr && *choice == "none") return;
   fields.read("parallel_tool_calls", request.parallel_tool_calls);
+  unite_parameters(tools);
   request.tools = std::move(tools);
   request.tool_format = model.tool_format;
   if (request.tool_format) request.skip_special_tokens = false;  // that of a call may be such

@@ -9,21 +9,13 @@
 #include "rollout/grammar/format.h"
 #include "rollout/grammar/program.h"
 #include "rollout/text/shallow_json.h"
+#include "serve/api/answer_format.h"
+#include "serve/api/tagged_arguments.h"
 
 namespace ferry::serve {
 
 using rollout::text::ToolFormat;
 namespace {
-
-ordered_json text_format(const std::string& text) {
-  return {{"type", "const_string"}, {"value", text}};
-}
-ordered_json schema_format(const ordered_json& schema, const std::string& at = "") {
-  return {{"type", "json_schema"}, {"json_schema", schema}, {"at", at}};
-}
-ordered_json list_format(const char* type, ordered_json elements) {
-  return {{"type", type}, {"elements", std::move(elements)}};
-}
 
 // A schema, or its JSON text.
 ordered_json schema_of(const Fields& fields, const char* name) {
@@ -71,21 +63,18 @@ ordered_json of_structured_outputs(const Fields& fields, const ordered_json& obj
   ordered_json found;
   for (const auto& [key, value] : object.items()) {
     if (value.is_null() || value == false) continue;
+    if (key != "json" && key != "regex" && key != "choice" && key != "json_object")
+      fields.refuse(key, "is not supported");
     if (!found.is_null()) fields.refuse(key, "is not the only constraint");
     if (key == "json") found = schema_of(fields, "json");
     if (key == "regex") found = regex_of(fields, "regex");
     if (key == "choice") found = choice_of(fields, "choice");
     if (key == "json_object") found = any_object();
-    if (found.is_null()) fields.refuse(key, "is not supported");
   }
   return found;
 }
 
 // ---- calls -------------------------------------------------------------------------------------
-
-ordered_json sequence_of(std::vector<ordered_json> parts) {
-  return list_format("sequence", ordered_json(std::move(parts)));
-}
 
 // The schema of a tool's arguments, which are an object.
 ordered_json parameters_of(const ordered_json& function) {
@@ -93,69 +82,6 @@ ordered_json parameters_of(const ordered_json& function) {
   if (schema.is_null()) return {{"type", "object"}, {"additionalProperties", false}};
   if (schema.is_object() && !schema.contains("type")) schema["type"] = "object";
   return schema;
-}
-
-std::string escaped_pointer(std::string name) {
-  for (const auto& [from, to] : {std::pair{'~', "~0"}, std::pair{'/', "~1"}})
-    for (auto at = name.find(from); at != std::string::npos; at = name.find(from, at + 2))
-      name.replace(at, 1, to);
-  return name;
-}
-
-bool is_string(const ordered_json& schema) {
-  return schema.is_object() && schema.value("type", ordered_json()) == "string";
-}
-
-// A value that is written without quotes if it is a string.
-ordered_json bare_value(const ordered_json& schema,
-                        const std::string& name,
-                        const std::string& end) {
-  const auto& value = schema["properties"][name];
-  if (!is_string(value)) return schema_format(schema, "/properties/" + escaped_pointer(name));
-  auto constants = value.value("enum", ordered_json::array());
-  if (value.contains("const")) constants = ordered_json::array({value["const"]});
-  for (const char* key : {"pattern", "format", "minLength", "maxLength"})
-    if (value.contains(key))
-      throw ApiError(400,
-                     fmt::format("tools: {} at #/properties/{} is not supported in this model's "
-                                 "format of calls",
-                                 key, name),
-                     "tools");
-  if (constants.empty()) return {{"type", "any_text"}, {"exclude", end}};
-  auto ways = ordered_json::array();
-  for (const auto& one : constants)
-    if (one.is_string()) ways.push_back(text_format(one.get<std::string>()));
-  return list_format("or", std::move(ways));
-}
-
-// The tags around the name of an argument and its value.
-struct ArgumentTags {
-  std::string begin{};
-  std::string between{};
-  std::string end{};
-  std::string between_json{};  // for values that are no strings, if they have another
-};
-
-// Arguments between tags, in the schema's order.
-ordered_json tagged_arguments(const ordered_json& schema, const ArgumentTags& tags) {
-  auto parts = ordered_json::array();
-  const auto properties =
-      schema.is_object() ? schema.value("properties", ordered_json::object()) : ordered_json();
-  if (!properties.is_object())
-    throw ApiError(400, "tools: parameters: is no schema of an object", "tools");
-  const auto required = schema.value("required", ordered_json::array());
-  for (const auto& [name, value] : properties.items()) {
-    const auto begin = tags.end.find('<');
-    const auto marker = tags.end.substr(begin, tags.end.find('>') + 1 - begin);
-    const auto& between =
-        is_string(value) || tags.between_json.empty() ? tags.between : tags.between_json;
-    auto one = sequence_of({text_format(tags.begin + name + between),
-                            bare_value(schema, name, marker), text_format(tags.end)});
-    const bool is_required = std::ranges::find(required, ordered_json(name)) != required.end();
-    parts.push_back(is_required ? std::move(one)
-                                : ordered_json{{"type", "optional"}, {"content", std::move(one)}});
-  }
-  return list_format("sequence", std::move(parts));
 }
 
 struct CallFormat {
@@ -208,6 +134,13 @@ ordered_json format_of_call(ToolFormat format, const ordered_json& function) {
                           const std::string& end) {
     return sequence_of({text_format(begin), std::move(arguments), text_format(end)});
   };
+  const auto tagged = [&](const std::string& begin, const std::string& end,
+                          const ArgumentTags& tags) {
+    const auto frame = frame_of(format);
+    const TaggedCall call{
+        .format = format, .tool = name, .begin = frame.begin + begin, .end = end + frame.end};
+    return around(begin, tagged_arguments(call, schema, tags), end);
+  };
   switch (format) {
     case ToolFormat::kLlama3Json:
       return around(fmt::format("{{\"name\": {}, \"parameters\": ", quoted), schema_format(schema),
@@ -219,25 +152,21 @@ ordered_json format_of_call(ToolFormat format, const ordered_json& function) {
       return around("<｜tool▁call▁begin｜>" + name + "<｜tool▁sep｜>", schema_format(schema),
                     "<｜tool▁call▁end｜>");
     case ToolFormat::kQwen3Coder:
-      return around("<tool_call>\n<function=" + name + ">\n",
-                    tagged_arguments(schema, {"<parameter=", ">\n", "\n</parameter>\n"}),
-                    "</function>\n</tool_call>");
+      return tagged("<tool_call>\n<function=" + name + ">\n", "</function>\n</tool_call>",
+                    {"<parameter=", ">\n", "\n</parameter>\n"});
     case ToolFormat::kSeedOss:
-      return around("<seed:tool_call>\n<function=" + name + ">\n",
-                    tagged_arguments(schema, {"<parameter=", ">", "</parameter>\n"}),
-                    "</function>\n</seed:tool_call>");
+      return tagged("<seed:tool_call>\n<function=" + name + ">\n", "</function>\n</seed:tool_call>",
+                    {"<parameter=", ">", "</parameter>\n"});
     case ToolFormat::kMiniMaxM2:
-      return around("<invoke name=\"" + name + "\">\n",
-                    tagged_arguments(schema, {"<parameter name=\"", "\">", "</parameter>\n"}),
-                    "</invoke>");
+      return tagged("<invoke name=\"" + name + "\">\n", "</invoke>",
+                    {"<parameter name=\"", "\">", "</parameter>\n"});
     case ToolFormat::kDeepSeekV32:
     case ToolFormat::kDeepSeekV4:
-      return around("<｜DSML｜invoke name=\"" + name + "\">\n",
-                    tagged_arguments(schema, {.begin = "<｜DSML｜parameter name=\"",
-                                              .between = "\" string=\"true\">",
-                                              .end = "</｜DSML｜parameter>\n",
-                                              .between_json = "\" string=\"false\">"}),
-                    "</｜DSML｜invoke>");
+      return tagged("<｜DSML｜invoke name=\"" + name + "\">\n", "</｜DSML｜invoke>",
+                    {.begin = "<｜DSML｜parameter name=\"",
+                     .between = "\" string=\"true\">",
+                     .end = "</｜DSML｜parameter>\n",
+                     .between_json = "\" string=\"false\">"});
     case ToolFormat::kKimiK2:
       return sequence_of({text_format("<|tool_call_begin|>functions." + name + ":"),
                           {{"type", "regex"}, {"pattern", "[0-9]{1,3}"}},
@@ -248,10 +177,8 @@ ordered_json format_of_call(ToolFormat format, const ordered_json& function) {
       return around("<|channel|>commentary to=functions." + name + " <|constrain|>json<|message|>",
                     schema_format(schema), "");
     case ToolFormat::kGlm45:
-      return around(
-          "<tool_call>" + name + "\n",
-          tagged_arguments(schema, {"<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n"}),
-          "</tool_call>");
+      return tagged("<tool_call>" + name + "\n", "</tool_call>",
+                    {"<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n"});
     case ToolFormat::kHermes:
       break;
   }

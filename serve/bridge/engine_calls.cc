@@ -3,71 +3,13 @@
 #include <utility>
 
 #include "distckpt/base/error.h"
+#include "rollout/schedule/sampling_params_json.h"
 
 namespace ferry::serve {
 namespace {
 
 using nlohmann::json;
 using rollout::SamplingParams;
-
-template <typename T>
-json or_null(const std::optional<T>& value) {
-  return value ? json(*value) : json();
-}
-
-template <typename T>
-void read_optional(const json& value, std::optional<T>& into) {
-  if (!value.is_null()) into = value.get<T>();
-}
-
-// Stop strings are the server's business: engines know tokens alone.
-json params_json(const SamplingParams& params) {
-  return {params.n,
-          params.temperature,
-          params.top_k,
-          params.top_p,
-          params.min_p,
-          params.repetition_penalty,
-          params.presence_penalty,
-          params.frequency_penalty,
-          or_null(params.seed),
-          params.stop_token_ids,
-          params.ignore_eos,
-          params.max_tokens,
-          params.min_tokens,
-          or_null(params.logprobs),
-          or_null(params.prompt_logprobs),
-          params.structured_outputs,
-          params.logit_bias,
-          params.allowed_token_ids,
-          params.bad_words_token_ids};
-}
-
-SamplingParams read_params(const json& list) {
-  SamplingParams params;
-  std::size_t i = 0;
-  const auto read = [&](auto& into) { list.at(i++).get_to(into); };
-  read(params.n);
-  read(params.temperature);
-  read(params.top_k);
-  read(params.top_p);
-  read(params.min_p);
-  read(params.repetition_penalty);
-  read(params.presence_penalty);
-  read(params.frequency_penalty);
-  read_optional(list.at(i++), params.seed);
-  read(params.stop_token_ids);
-  read(params.ignore_eos);
-  read(params.max_tokens);
-  read(params.min_tokens);
-  read_optional(list.at(i++), params.logprobs);
-  read_optional(list.at(i++), params.prompt_logprobs);
-  read(params.structured_outputs);
-  read(params.logit_bias);
-  read(params.allowed_token_ids);
-  read(params.bad_words_token_ids);
-  return params;
-}
 
 json images_json(const ImageFiles& images) {
   auto files = json::array();
@@ -104,7 +46,7 @@ json add_request_call(const std::string& request_id,
                       const std::vector<std::int64_t>& prompt_token_ids,
                       const SamplingParams& params,
                       const ImageFiles& images) {
-  return {"add_request", request_id, prompt_token_ids, params_json(params), images_json(images)};
+  return {"add_request", request_id, prompt_token_ids, params, images_json(images)};
 }
 
 json abort_call(const std::string& request_id) {
@@ -137,7 +79,7 @@ std::vector<rollout::RequestOutput> make_call(CalledEngine& called, const json& 
   if (name == "step") return engine.step();
   if (name == "add_request") {
     engine.add_request(call.at(1).get<std::string>(), call.at(2).get<std::vector<std::int64_t>>(),
-                       read_params(call.at(3)), read_images(call.at(4)));
+                       call.at(3).get<SamplingParams>(), read_images(call.at(4)));
   } else if (name == "abort") {
     engine.abort(call.at(1).get<std::string>());
   } else if (name == "abort_sample") {

@@ -2,8 +2,8 @@
 
 #include <utility>
 
-#include "distckpt/base/cbor.h"
 #include "distckpt/base/foreign_error.h"
+#include "models/distributed/messages.h"
 #include "serve/bridge/engine_calls.h"
 
 namespace ferry::serve {
@@ -102,20 +102,21 @@ EngineStats read_stats(const json& list) {
 json RemoteEngine::ask(const json& call) {
   if (lost_) throw Error(*lost_);
   calls_.push_back(call);
-  std::string received;
+  json answer;
   try {
-    mail_.send(to_cbor(std::exchange(calls_, json::array())), rank_, "the engine's next calls");
-    received = mail_.receive(rank_, "the engine's answer");
-  } catch (const Error& error) {
-    lost_ = error;
-    throw;
+    models::send(mail_, std::exchange(calls_, json::array()), rank_, "the engine's next calls");
+    answer = models::receive<json>(mail_, rank_, "the engine's answer");
+  } catch (const std::exception& error) {
+    lost_ = as_error(error);
+    throw Error(*lost_);
   }
-  auto answer = from_cbor<json>(received);
   has_unfinished_ = answer.at("has_unfinished").get<bool>();
   is_opening_ = answer.at("is_opening").get<bool>();
   stats_ = read_stats(answer.at("stats"));
-  if (!answer.at("error").is_null()) throw read_error(answer.at("error"));
-  return std::move(answer.at("outputs"));
+  if (answer.at("error").is_null()) return std::move(answer.at("outputs"));
+  auto error = read_error(answer.at("error"));
+  if (answer.at("is_lost").get<bool>()) lost_ = error;
+  throw Error(std::move(error));
 }
 
 void RemoteEngine::add_request(const std::string& request_id,
@@ -170,7 +171,7 @@ void RemoteEngine::end() {
   if (lost_) return;
   calls_.push_back({"end"});
   try {
-    mail_.send(to_cbor(calls_), rank_, "the engine's next calls");
+    models::send(mail_, calls_, rank_, "the engine's next calls");
   } catch (const Error& error) {
     lost_ = error;
   }
@@ -180,7 +181,8 @@ void answer_calls(EngineSteps& mine, const models::Mailbox& mail) {
   CalledEngine called{.engine = mine};
   while (true) {
     json outputs = json::array(), error;
-    for (const auto& one : from_cbor<json>(mail.receive(0, "the engine's next calls"))) {
+    std::optional<Error> lost;
+    for (const auto& one : models::receive<json>(mail, 0, "the engine's next calls")) {
       if (one.at(0) == "end") return;
       try {
         if (one.at(0) == "idle") {
@@ -190,15 +192,19 @@ void answer_calls(EngineSteps& mine, const models::Mailbox& mail) {
         }
       } catch (const std::exception& caught) {
         error = error_json(as_error(caught));
+        if (mine.is_lost()) lost = as_error(caught);
       }
     }
     // A step without requests answers nothing, and would keep a request that is gone under way.
-    mail.send(to_cbor(json{{"outputs", std::move(outputs)},
-                           {"error", std::move(error)},
-                           {"has_unfinished", mine.has_unfinished()},
-                           {"is_opening", mine.is_opening()},
-                           {"stats", stats_json(mine.stats())}}),
-              0, "the engine's answer");
+    models::send(mail,
+                 json{{"outputs", std::move(outputs)},
+                      {"error", std::move(error)},
+                      {"is_lost", lost.has_value()},
+                      {"has_unfinished", mine.has_unfinished()},
+                      {"is_opening", mine.is_opening()},
+                      {"stats", stats_json(mine.stats())}},
+                 0, "the engine's answer");
+    if (lost) throw Error(*lost);
   }
 }
 

@@ -50,10 +50,11 @@ class RemoteEngine : public EngineSteps {
   bool has_unfinished_ = false;
   bool is_opening_ = false;
   rollout::EngineStats stats_{};
-  std::optional<Error> lost_{};  // why no message reaches the other rank
+  std::optional<Error> lost_{};  // why the other rank answers no more
 };
 
-// On the other rank: makes the calls of rank 0 until its end().
+// On the other rank: makes the calls of rank 0 until its end(). Throws the error by which its
+// engine is lost, after rank 0 has been told.
 void answer_calls(EngineSteps& mine, const models::Mailbox& mail);
 
 }  // namespace ferry::serve

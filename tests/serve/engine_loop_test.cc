@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/serve/fake_engine.h"
+#include "tests/support/expect.h"
 
 namespace ferry::serve {
 namespace engine_loop_test {
@@ -205,6 +206,21 @@ TEST_F(EngineLoopTest, AStepThatFailsEndsItsRequestsAlone) {
   engine_.fails = false;
   add("b", 2);
   EXPECT_EQ(tokens_of("b").size(), 2U);
+}
+
+TEST(LostEngine, EndsItsLoopBehindItsRequests) {
+  FakeEngine engine;
+  engine.fails = engine.lost = true;
+  EngineLoop loop(engine);
+  std::vector<rollout::RequestOutput> told;
+  loop.on_outputs([&](const auto& outputs, const auto&) {
+    told.insert(told.end(), outputs.begin(), outputs.end());
+  });
+  loop.add_request("a", {1}, {});
+  EXPECT_TRUE(support::fails(ErrorKind::kDevice, {"the device is lost"}, [&] { loop.run(); }));
+  ASSERT_EQ(told.size(), 1U);
+  EXPECT_EQ(told[0].request_id, "a");
+  EXPECT_TRUE(told[0].error.has_value());
 }
 
 }  // namespace engine_loop_test

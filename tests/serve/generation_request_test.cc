@@ -30,7 +30,7 @@ std::string error_of(const std::string& json) {
 TEST(GenerationRequest, ReadsTheSamplingOfACompletion) {
   const auto request = completion(
       R"({"model": "m", "prompt": [1, 2], "n": 3, "temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1,
-          "seed": -1, "stop_token_ids": [4], "max_tokens": 9, "min_tokens": 2, "logprobs": 2, "ignore_eos": true,
+          "seed": -2, "stop_token_ids": [4], "max_tokens": 9, "min_tokens": 2, "logprobs": 2, "ignore_eos": true,
           "presence_penalty": 1, "frequency_penalty": -1, "repetition_penalty": 1.5, "user": "x", "unknown": {}})");
   const auto& params = request.params;
   EXPECT_EQ(request.prompts, (std::vector<std::vector<std::int64_t>>{{1, 2}}));
@@ -39,7 +39,7 @@ TEST(GenerationRequest, ReadsTheSamplingOfACompletion) {
   EXPECT_EQ(params.top_p, 0.9);
   EXPECT_EQ(params.top_k, 7);
   EXPECT_EQ(params.min_p, 0.1);
-  EXPECT_EQ(params.seed, std::uint64_t(-1));
+  EXPECT_EQ(params.seed, std::uint64_t(-2));
   EXPECT_EQ(params.stop_token_ids, std::vector<std::int64_t>{4});
   EXPECT_EQ(params.max_tokens, 9);
   EXPECT_EQ(params.min_tokens, 2);
@@ -65,6 +65,30 @@ TEST(GenerationRequest, ReadsWhatTokensMayBeDrawn) {
         R"("allowed_token_ids": [50])", R"("truncate_prompt_tokens": 0)",
         R"("truncate_prompt_tokens": 101)", R"("bad_words": ["x"])", R"("echo": true)"})
     EXPECT_NE(error_of(fmt::format(R"({{"prompt": [1], {}}})", wrong)), "") << wrong;
+}
+
+TEST(GenerationRequest, ASeedOfMinusOneIsNone) {
+  EXPECT_FALSE(completion(R"({"prompt": [1], "seed": -1})").params.seed);
+}
+
+TEST(GenerationRequest, TruncatesAPromptOnEitherSide) {
+  const auto kept = [](const char* side) {
+    return completion(
+               fmt::format(
+                   R"({{"prompt": [1, 2, 3], "truncate_prompt_tokens": 2, "truncation_side": {}}})",
+                   side))
+        .prompts[0];
+  };
+  EXPECT_EQ(kept(R"("left")"), (std::vector<std::int64_t>{2, 3}));
+  EXPECT_EQ(kept(R"("right")"), (std::vector<std::int64_t>{1, 2}));
+  EXPECT_EQ(kept("null"), (std::vector<std::int64_t>{2, 3}));
+  EXPECT_NE(error_of(R"({"prompt": [1], "truncation_side": "middle"})"), "");
+}
+
+TEST(GenerationRequest, RefusesByNameWhatWouldChangeTheAnswer) {
+  for (const char* name : {"prompt_embeds", "logprob_token_ids", "thinking_token_budget"})
+    EXPECT_EQ(error_of(fmt::format(R"({{"prompt": [1], "{}": 1}})", name)),
+              fmt::format("{}: is not supported", name));
 }
 
 TEST(GenerationRequest, AsksForTheLogProbsOfAPrompt) {

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <string>
 
 namespace ferry::serve {
@@ -96,6 +97,16 @@ TEST(RequestedFormat, RefusesASecondConstraint) {
                     "structured_outputs.json_object: is not the only constraint"));
 }
 
+TEST(RequestedFormat, NamesAnOptionThatIsNoConstraint) {
+  for (const char* key : {"disable_any_whitespace", "whitespace_pattern"})
+    EXPECT_EQ(
+        refusal((R"({"structured_outputs": {"json": {}, ")" + std::string(key) + R"(": "a"}})")
+                    .c_str()),
+        std::string("structured_outputs.") + key + ": is not supported");
+  EXPECT_TRUE(
+      requested(R"({"structured_outputs": {"json": {}, "disable_any_whitespace": false}})"));
+}
+
 TEST(RequestedFormat, NamesTheFieldThatIsNotSupported) {
   EXPECT_TRUE(holds(refusal(R"({"structured_outputs": {"grammar": "root ::= a"}})"),
                     "structured_outputs.grammar: is not supported"));
@@ -172,6 +183,81 @@ TEST(FormatOfCalls, RefusesANameThatIsNoToolOfTheRequest) {
   } catch (const ApiError& error) {
     EXPECT_TRUE(holds(error.what(), "tool_choice: weathr is not one of the tools"));
   }
+}
+
+constexpr std::array kTagged{ToolFormat::kQwen3Coder,  ToolFormat::kGlm45,
+                             ToolFormat::kMiniMaxM2,   ToolFormat::kSeedOss,
+                             ToolFormat::kDeepSeekV32, ToolFormat::kDeepSeekV4};
+
+// The error that a tool with these parameters gets; the format's texts if there is none.
+std::string of_parameters(ToolFormat format, const std::string& parameters) {
+  const ordered_json given = {
+      {{"type", "function"},
+       {"function", {{"name", "f"}, {"parameters", ordered_json::parse(parameters)}}}}};
+  try {
+    std::string texts;
+    gather_texts(format_of_calls(format, given, "", false).format, texts);
+    return texts;
+  } catch (const ApiError& error) {
+    EXPECT_EQ(error.status(), 400);
+    return error.what();
+  }
+}
+
+TEST(FormatOfCalls, TaggedArgumentsAreThoseOfReferencesAndPartsThatUnite) {
+  for (const auto format : kTagged)
+    for (
+        const char* parameters :
+        {R"({"$ref": "#/$defs/A", "$defs": {"A": {"type": "object", "properties": {"arg": {"type": "integer"}}, "required": ["arg"]}}})",
+         R"({"type": "object", "allOf": [{"properties": {"arg": {"type": "integer"}}, "required": ["arg"]}], "minProperties": 1})"})
+      EXPECT_TRUE(holds(of_parameters(format, parameters), "arg")) << parameters;
+}
+
+TEST(FormatOfCalls, TaggedArgumentsRefuseWhatTheyDoNotHoldTo) {
+  for (const auto format : kTagged)
+    for (const std::string part :
+         {R"("anyOf": [{"required": ["a"]}])", R"("oneOf": [{}])", R"("minProperties": 1)",
+          R"("patternProperties": {"b": {}})", R"("propertyNames": {})", R"("required": ["b"])",
+          R"("not": {})"})
+      EXPECT_TRUE(holds(
+          of_parameters(format, R"({"type": "object", "properties": {"a": {}}, )" + part + "}"),
+          "tools: " + part.substr(1, part.find('"', 1) - 1) + " at # "))
+          << part;
+}
+
+TEST(FormatOfCalls, TaggedArgumentsRefuseWhatWouldBeMisread) {
+  const auto of = [](ToolFormat format, const std::string& name, const std::string& schema) {
+    const ordered_json properties = {{name, ordered_json::parse(schema)}};
+    return of_parameters(format,
+                         ordered_json{{"type", "object"}, {"properties", properties}}.dump());
+  };
+  EXPECT_TRUE(
+      holds(of(ToolFormat::kQwen3Coder, "a", R"({"enum": ["x</parameter>y"]})"), "tools: "));
+  EXPECT_TRUE(
+      holds(of(ToolFormat::kQwen3Coder, "a", R"({"type": "string", "enum": ["</tool_call>"]})"),
+            "tools: \"</tool_call>\" at #/properties/a as a constant is not supported"));
+  EXPECT_TRUE(holds(of(ToolFormat::kQwen3Coder, "a", R"({"const": "\n x"})"), "\n x"));
+  EXPECT_TRUE(holds(of(ToolFormat::kMiniMaxM2, "a", R"({"const": "\n x"})"), "tools: "));
+  EXPECT_TRUE(holds(of(ToolFormat::kGlm45, "a", R"({"type": "string", "const": "</arg_value>"})"),
+                    "tools: "));
+  EXPECT_TRUE(holds(
+      of(ToolFormat::kQwen3Coder, "a", R"({"type": "array", "items": {"const": "</parameter>"}})"),
+      "tools: const at #/properties/a/items"));
+  EXPECT_TRUE(holds(
+      of(ToolFormat::kQwen3Coder, "a", R"({"type": ["string", "null"], "enum": ["null", null]})"),
+      "tools: \"null\" at #/properties/a as a constant"));
+  EXPECT_TRUE(
+      holds(of(ToolFormat::kQwen3Coder, "a>b", "{}"), "tools: properties at # \"a>b\" as a name"));
+  EXPECT_TRUE(holds(of(ToolFormat::kDeepSeekV32, "c\"d", "{}"), "as a name is not supported"));
+  EXPECT_TRUE(holds(of(ToolFormat::kGlm45, "e\n", "{}"), "as a name is not supported"));
+}
+
+TEST(FormatOfCalls, AStringThatMayBeNullHasNoQuotes) {
+  const std::string parameters =
+      R"({"properties": {"a": {"anyOf": [{"type": "string", "enum": ["x"]}, {"type": "null"}], "default": null}}})";
+  EXPECT_TRUE(
+      holds(of_parameters(ToolFormat::kSeedOss, parameters), "<parameter=a>xnull</parameter>"));
+  EXPECT_TRUE(holds(of_parameters(ToolFormat::kDeepSeekV4, parameters), "string=\"false\">"));
 }
 
 TEST(FormatOfCalls, RefusesPatternsOfStringsThatHaveNoQuotes) {

@@ -11,6 +11,7 @@
 #include "distckpt/base/integers.h"
 #include "distckpt/storage/file_io.h"
 #include "models/certificate/numerics_digest.h"
+#include "rollout/schedule/sampling_params_json.h"
 #include "trainer/metrics/metric_log.h"
 #include "trainer/replicas/session_packet.h"
 
@@ -208,7 +209,7 @@ SessionObserver ReplicaFleet::share(std::vector<Session>& sessions,
 }
 
 void ReplicaFleet::join_run(Replica& replica) {
-  replica.socket.send({{"run", to_packet(params_)}, {"global_step", *weights_step_}});
+  replica.socket.send({{"run", params_}, {"global_step", *weights_step_}});
   replica.runs = true;
 }
 

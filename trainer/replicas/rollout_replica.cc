@@ -12,6 +12,7 @@
 #include "distckpt/base/error.h"
 #include "models/certificate/numerics_digest.h"
 #include "models/device/device.h"
+#include "rollout/schedule/sampling_params_json.h"
 #include "trainer/agents/tools.h"
 #include "trainer/config/ppo_config.h"
 #include "trainer/engine/run_options.h"
@@ -46,8 +47,8 @@ class ReplicaRun {
     observer.is_over = [this](std::size_t at) { give_back(at); };
     observer.poll = [this] { show_life(); };
     observer.next = [this](bool waits) { return next(waits); };
-    agents.run(sessions_, params_of(begin.at("run")), begin.at("global_step"), observer,
-               [this] { return stops_; });
+    agents.run(sessions_, begin.at("run").get<rollout::SamplingParams>(), begin.at("global_step"),
+               observer, [this] { return stops_; });
     for (std::size_t at = 0; at < sessions_.size(); ++at)
       if (!sessions_[at].is_over) give_back(at);
   }

@@ -78,22 +78,4 @@ Session session_of(const json& packet) {
   return session;
 }
 
-json to_packet(const rollout::SamplingParams& params) {
-  return {{"temperature", params.temperature},
-          {"top_k", params.top_k},
-          {"top_p", params.top_p},
-          {"ignore_eos", params.ignore_eos},
-          {"return_entropy", params.return_entropy},
-          {"return_sampling_mask", params.return_sampling_mask}};
-}
-
-rollout::SamplingParams params_of(const json& packet) {
-  return {.temperature = packet.at("temperature"),
-          .top_k = packet.at("top_k"),
-          .top_p = packet.at("top_p"),
-          .ignore_eos = packet.at("ignore_eos"),
-          .return_entropy = packet.at("return_entropy"),
-          .return_sampling_mask = packet.at("return_sampling_mask")};
-}
-
 }  // namespace ferry::trainer

@@ -146,6 +146,13 @@ TEST(PromptReader, TakesSamplingParamsOfARecord) {
   EXPECT_EQ(params.top_k, rollout::SamplingParams().top_k);
 }
 
+TEST(PromptReader, ASeedOfMinusOneIsNone) {
+  const auto line = of_lines(R"({"prompt": "a", "sampling_params": {"seed": -1}})");
+  ASSERT_EQ(line.size(), 1U);
+  EXPECT_FALSE(line[0].error);
+  EXPECT_FALSE(line[0].params.seed);
+}
+
 TEST(PromptReader, NamesTheSamplingParamThatIsWrong) {
   const auto with = [](const std::string& params) {
     return error_of("{\"prompt\": \"a\", \"sampling_params\": " + params + "}");
@@ -154,7 +161,7 @@ TEST(PromptReader, NamesTheSamplingParamThatIsWrong) {
       is_error(with("{\"heat\": 1}"), ErrorKind::kUsage, {"sampling_params: there is no heat"}));
   EXPECT_TRUE(is_error(with("{\"n\": 1.5}"), ErrorKind::kUsage,
                        {"sampling_params.n: 1.5 is not a whole number"}));
-  EXPECT_TRUE(is_error(with("{\"seed\": -1}"), ErrorKind::kUsage, {"sampling_params.seed: -1"}));
+  EXPECT_TRUE(is_error(with("{\"seed\": -2}"), ErrorKind::kUsage, {"sampling_params.seed: -2"}));
   EXPECT_TRUE(is_error(with("[]"), ErrorKind::kUsage, {"sampling_params: is not an object"}));
 }
 

@@ -92,8 +92,8 @@ class Served:
 
 
 @contextlib.contextmanager
-def serve(checkpoint, *arguments, port=0, ranks=1, descriptors=None):
-    """Each rank is a process, of at most so many descriptors; `others` of what this yields are those behind the first."""
+def serve(checkpoint, *arguments, port=0, ranks=1, descriptors=None, fails=False):
+    """Each rank is a process, of at most so many descriptors; `others` of what this yields are those behind the first. `fails`: all end with status 2."""
     program = FERRY if ranks == 1 else TORCH_PROGRAM
     limit = [] if descriptors is None else ["prlimit", f"--nofile={descriptors}"]
     command = [str(word) for word in (*limit, program, "serve", checkpoint, "--port", port, "--served-model-name", NAME, *arguments)]
@@ -114,6 +114,9 @@ def serve(checkpoint, *arguments, port=0, ranks=1, descriptors=None):
         else:
             raise AssertionError("".join(said))
         yield Served(process, int(found[1]), others, said)
+        if fails:
+            assert [one.wait(timeout=30) for one in processes] == [2] * ranks
+            return
         assert process.poll() is None
         process.send_signal(signal.SIGTERM)
         assert {one.wait(timeout=60) for one in processes} - {-signal.SIGKILL} == {0}

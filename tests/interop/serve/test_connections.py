@@ -57,11 +57,12 @@ def test_a_sequence_is_as_long_as_the_cache_holds(talker):
         assert (error["code"], error["param"]) == ("context_length_exceeded", "max_tokens") and error["message"].startswith("the KV cache holds 256 tokens")
         assert server.post("/tokenize", **chat)["max_model_len"] == 256
         assert json.loads(server.get("/v1/models"))["data"][0]["max_model_len"] == 256
+        assert list(json.loads(server.get("/version"))) == ["version"]
 
 
 def test_a_key_is_asked_for(talker):
     with serve(talker, "--api-key", "one", "--api-key", "two") as server:
-        assert server.get("/health") == b""
+        assert server.get("/health") == server.get("/ping") == b""
         assert json.loads(server.get("/v1/models", 401))["error"]["type"] == "authentication_error"
         for key in ("one", "two"):
             assert openai.OpenAI(base_url=f"{server.url}/v1", api_key=key).models.list().data[0].id == NAME

@@ -148,7 +148,7 @@ class Booking(pydantic.BaseModel):
 
 def test_the_client_parses_answers_as_classes(server):
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
-    found = client.chat.completions.parse(model=NAME, messages=CHAT, response_format=Booking, temperature=1, seed=2, n=6, max_tokens=300)
+    found = client.chat.completions.parse(model=NAME, messages=CHAT, response_format=Booking, temperature=1, seed=2, n=16, max_tokens=300)
     parsed = [choice.message.parsed for choice in found.choices]
     assert all(isinstance(one, Booking) for one in parsed) and any(one.guests for one in parsed), parsed
     assert [json.loads(choice.message.content) for choice in found.choices] == [one.model_dump() for one in parsed]

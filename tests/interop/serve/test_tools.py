@@ -140,10 +140,12 @@ def test_gpt_oss_reasons_and_calls_on_its_channels(tmp_path):
         (choice,) = client.chat.completions.create(**ask).choices
         (call,) = choice.message.tool_calls
         assert (choice.finish_reason, choice.message.content, choice.message.reasoning_content) == ("tool_calls", None, "Is it?")
+        assert choice.message.reasoning == "Is it?"
         assert (call.function.name, json.loads(call.function.arguments)) == ("weather", {"city": "Bern", "days": 2})
 
         parts = [part.choices[0] for part in client.chat.completions.create(**ask, stream=True)]
-        assert "".join(getattr(part.delta, "reasoning_content", None) or "" for part in parts) == "Is it?"
+        for name in ("reasoning", "reasoning_content"):
+            assert "".join(getattr(part.delta, name, None) or "" for part in parts) == "Is it?"
         assert sum("reasoning_content" in part.delta.model_dump() for part in parts) > 1  # as it is written
         assert [one.function.name for part in parts for one in part.delta.tool_calls or []] == ["weather"]
         assert not any(part.delta.content for part in parts)
@@ -154,7 +156,11 @@ def test_gpt_oss_reasons_and_calls_on_its_channels(tmp_path):
         said[1] |= {"thinking": "Is it?"}
         said[1]["tool_calls"][0]["function"]["arguments"] = {"city": "Bern", "days": 2}
         expected = tokenizer.apply_chat_template(said, chat_template=(folder / "chat_template.jinja").read_text(), tools=TOOLS, add_generation_prompt=True)
-        assert server.post("/tokenize", messages=turn, tools=TOOLS)["tokens"] == expected["input_ids"]
+        for name in ("reasoning", "reasoning_content"):
+            given = json.loads(json.dumps(turn))
+            del given[1]["reasoning"], given[1]["reasoning_content"]
+            given[1][name] = "Is it?"
+            assert server.post("/tokenize", messages=given, tools=TOOLS)["tokens"] == expected["input_ids"]
 
 
 def test_openais_client_hears_a_call_and_says_its_result(caller):

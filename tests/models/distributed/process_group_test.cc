@@ -140,7 +140,8 @@ TEST(ProcessGroup, NamesTheRankThatNeverComes) {
 // A rank that fails before its group is made leaves others who wait for it in the store.
 TEST(ProcessGroup, RepeatsWhyARankNeverComesToMakeIt) {
   run_ranks(2, {.timeout = std::chrono::minutes(5)}, [](World& world) {
-    if (world.rank() == 1) return announce_failure(world, "out of memory for all it has");
+    if (world.rank() == 1)
+      return announce_failure(world, Error(ErrorKind::kIo, "out of memory for all it has"));
     EXPECT_TRUE(support::fails(
         ErrorKind::kIo,
         {"mesh/dp of ranks 0, 1: creation", "rank 1, which failed: out of memory for all it has"},

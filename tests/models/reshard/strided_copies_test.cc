@@ -2,13 +2,17 @@
 #include "models/reshard/strided_copies.h"
 
 #include <ATen/ATen.h>
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <string>
+#include <tuple>
+#include <type_traits>
 #include <vector>
 
 #include "tests/support/random_boxes.h"
+#include "tests/support/seed_blocks.h"
 
 namespace ferry::models {
 namespace strided_copies_test {
@@ -16,16 +20,49 @@ namespace strided_copies_test {
 using distckpt::Dims;
 using support::Random;
 
-class StridedCopiesOn : public testing::TestWithParam<at::DeviceType> {
+using Device = at::DeviceType;
+using DeviceAndBlock = std::tuple<at::DeviceType, int>;  // of seeds
+constexpr int kNumBlocks = 10;
+
+template <typename Param>
+class OnDevice : public testing::TestWithParam<Param> {
  protected:
   void SetUp() override {
     if (device_.is_cuda() && !at::hasCUDA()) GTEST_SKIP() << "no GPU";
   }
   at::TensorOptions bytes() const { return at::TensorOptions().dtype(at::kByte).device(device_); }
 
+  static Device type_of(Device device) { return device; }
+  static Device type_of(DeviceAndBlock param) { return std::get<Device>(param); }
+  static std::string name_of(const testing::TestParamInfo<Param>& info) {
+    const std::string device = type_of(info.param) == at::kCPU ? "host" : "cuda";
+    if constexpr (std::is_same_v<Param, DeviceAndBlock>)
+      return fmt::format("{}_{}", device, std::get<int>(info.param));
+    return device;
+  }
+
   const at::Device device_ =
-      GetParam() == at::kCUDA ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU);
+      type_of(this->GetParam()) == at::kCUDA ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU);
 };
+
+class StridedCopiesOn : public OnDevice<Device> {
+ public:
+  using OnDevice::name_of;
+};
+INSTANTIATE_TEST_SUITE_P(Devices,
+                         StridedCopiesOn,
+                         testing::Values(at::kCPU, at::kCUDA),
+                         [](const auto& info) { return StridedCopiesOn::name_of(info); });
+
+class RandomStridedCopiesOn : public OnDevice<DeviceAndBlock> {
+ public:
+  using OnDevice::name_of;
+};
+INSTANTIATE_TEST_SUITE_P(Devices,
+                         RandomStridedCopiesOn,
+                         testing::Combine(testing::Values(at::kCPU, at::kCUDA),
+                                          testing::Range(0, kNumBlocks)),
+                         [](const auto& info) { return RandomStridedCopiesOn::name_of(info); });
 
 // A tensor of elements of so many bytes, in memory that begins anywhere and lies in any order of
 // its dimensions.
@@ -68,9 +105,8 @@ at::Tensor part_of(at::Tensor value, const distckpt::Box& box) {
   return value;
 }
 
-TEST_P(StridedCopiesOn, AreTheCopiesOfEachBox) {
-  for (std::uint64_t seed = 1; seed <= 60; ++seed) {
-    SCOPED_TRACE(seed);
+TEST_P(RandomStridedCopiesOn, AreTheCopiesOfEachBox) {
+  support::for_each_seed(std::get<1>(GetParam()), kNumBlocks, 1, 60, [&](std::uint64_t seed) {
     Random random(seed);
     std::vector<Laid> sources;
     std::vector<Laid> targets;
@@ -107,7 +143,7 @@ TEST_P(StridedCopiesOn, AreTheCopiesOfEachBox) {
     all.run(Addresses(addresses, device_), static_cast<std::byte*>(targets[0].memory.data_ptr()));
     for (std::size_t i = 0; i < targets.size(); ++i)
       EXPECT_TRUE(at::equal(targets[i].memory, expected[i])) << i;
-  }
+  });
 }
 
 TEST_P(StridedCopiesOn, LeaveAloneWhatIsInPlace) {
@@ -118,13 +154,6 @@ TEST_P(StridedCopiesOn, LeaveAloneWhatIsInPlace) {
   copies.run(Addresses({static_cast<std::byte*>(memory.data_ptr())}, device_));
   EXPECT_TRUE(at::equal(memory, before));
 }
-
-INSTANTIATE_TEST_SUITE_P(Devices,
-                         StridedCopiesOn,
-                         testing::Values(at::kCPU, at::kCUDA),
-                         [](const auto& device) {
-                           return std::string(device.param == at::kCPU ? "host" : "cuda");
-                         });
 
 }  // namespace strided_copies_test
 }  // namespace ferry::models

@@ -25,6 +25,7 @@
 #include "tests/support/files.h"
 #include "tests/support/models/parallel_model.h"
 #include "tests/support/models/tiny_model.h"
+#include "tests/support/seed_blocks.h"
 #include "tests/support/temp_dir.h"
 
 namespace ferry::models {
@@ -107,9 +108,13 @@ std::set<std::string> describe(const std::vector<ShardedTensor>& shards) {
   return text;
 }
 
-TEST(CheckpointNames, AndBoxesOfRandomModelsAreThoseOfTheConvertersRanks) {
-  for (std::uint64_t seed = 0; seed < 100; ++seed) {
-    SCOPED_TRACE(seed);
+class CheckpointNamesOfRandomModels : public support::SeedBlocks {};
+INSTANTIATE_TEST_SUITE_P(Blocks,
+                         CheckpointNamesOfRandomModels,
+                         CheckpointNamesOfRandomModels::all());
+
+TEST_P(CheckpointNamesOfRandomModels, AndBoxesAreThoseOfTheConvertersRanks) {
+  for_each_seed(0, 99, [&](std::uint64_t seed) {
     std::mt19937_64 random(seed);
     const auto tiny = support::random_tiny_model(random);
     const TempDir dir;
@@ -133,7 +138,7 @@ TEST(CheckpointNames, AndBoxesOfRandomModelsAreThoseOfTheConvertersRanks) {
       }
       ASSERT_EQ(describe(found[rank]), describe(shards)) << "rank " << rank;
     }
-  }
+  });
 }
 
 // Through the memory of real models and the group of real ranks.

@@ -1,4 +1,5 @@
 // Texts that formats allow, byte by byte, without a vocabulary.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -331,6 +332,28 @@ TEST(TextWithout, EndsWhereTheTextBegins) {
   EXPECT_TRUE(fits(rules, "x</a></a></b>"));
   EXPECT_TRUE(fits(rules, "漢</a></b>"));
   EXPECT_FALSE(fits(rules, "x</a></b></a></b>"));
+}
+
+TEST(JsonSchema, AFormatHasTheLengthsThatItHasAnyway) {
+  const std::string url =
+      R"({"type": "string", "format": "uri", "minLength": 1, "maxLength": 2083})";
+  EXPECT_TRUE(fits_schema(url, R"("https://a.b/c")"));
+  EXPECT_FALSE(fits_schema(url, R"("a")"));
+  EXPECT_THAT(refusal_of(R"({"type": "string", "format": "uri", "maxLength": 20})"),
+              testing::HasSubstr("maxLength at # beside a pattern or format is not supported"));
+  EXPECT_THAT(refusal_of(R"({"type": "string", "format": "date", "minLength": 11})"),
+              testing::HasSubstr("minLength at # beside a pattern or format is not supported"));
+}
+
+TEST(JsonSchema, AFormatThatItDoesNotAssertIsAnAnnotation) {
+  for (const char* format : {"password", "binary", "path", "my-own"}) {
+    const auto schema =
+        fmt::format(R"({{"type": "string", "format": "{}", "maxLength": 2}})", format);
+    EXPECT_TRUE(fits_schema(schema, R"("ab")")) << format;
+    EXPECT_FALSE(fits_schema(schema, R"("abc")")) << format;
+  }
+  EXPECT_THAT(refusal_of(R"({"type": "string", "format": "json-pointer"})"),
+              testing::HasSubstr("format at # json-pointer is not supported"));
 }
 
 }  // namespace grammar_test

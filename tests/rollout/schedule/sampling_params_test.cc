@@ -5,8 +5,11 @@
 #include <cmath>
 #include <functional>
 #include <map>
+#include <tuple>
 
+#include "distckpt/base/cbor.h"
 #include "distckpt/base/error.h"
+#include "rollout/schedule/sampling_params_json.h"
 
 namespace ferry::rollout {
 namespace sampling_params_test {
@@ -94,6 +97,56 @@ TEST(SamplingParams, WhatContradictsIsNamed) {
   EXPECT_EQ(
       complaint([](auto& p) { p.return_entropy = p.return_sampling_mask = true, p.top_k = 5; }),
       "");
+}
+
+// Each member, none of which is its default: a new one does not compile here until it is listed.
+TEST(SamplingParamsJson, HasEveryMember) {
+  const SamplingParams params{.n = 3,
+                              .temperature = 0.7,
+                              .top_k = 7,
+                              .top_p = 0.95,
+                              .min_p = 0.1,
+                              .repetition_penalty = 1.5,
+                              .presence_penalty = -0.5,
+                              .frequency_penalty = 0.75,
+                              .seed = ~std::uint64_t{0},
+                              .stop = {"\xff", "end"},
+                              .stop_token_ids = {4, 5},
+                              .ignore_eos = true,
+                              .max_tokens = 11,
+                              .min_tokens = 2,
+                              .logprobs = 6,
+                              .prompt_logprobs = 0,
+                              .return_entropy = true,
+                              .return_sampling_mask = true,
+                              .structured_outputs = "{}",
+                              .logit_bias = {{3, 0.3F}},
+                              .allowed_token_ids = {1, 2},
+                              .bad_words_token_ids = {{1}, {2, 3}}};
+  const auto members = [](const SamplingParams& of) {
+    const auto& [n, temperature, top_k, top_p, min_p, repetition, presence, frequency, seed, stop,
+                 stop_ids, ignore_eos, max_tokens, min_tokens, logprobs, prompt_logprobs, entropy,
+                 mask, structured, bias, allowed, bad_words] = of;
+    return std::tuple(n, temperature, top_k, top_p, min_p, repetition, presence, frequency, seed,
+                      stop, stop_ids, ignore_eos, max_tokens, min_tokens, logprobs, prompt_logprobs,
+                      entropy, mask, structured, bias, allowed, bad_words);
+  };
+  const auto sent = [](const SamplingParams& one) {
+    return from_cbor<SamplingParams>(to_cbor(one));
+  };
+  EXPECT_EQ(members(sent(params)), members(params));
+  EXPECT_EQ(members(sent({})), members({}));
+  const nlohmann::json defaults = SamplingParams{}, message = params;
+  for (const auto& [name, value] : message.items()) EXPECT_NE(value, defaults.at(name)) << name;
+}
+
+TEST(SamplingParamsJson, NeedsEveryMember) {
+  const nlohmann::json whole = SamplingParams{};
+  for (const auto& [name, value] : whole.items()) {
+    auto without = whole;
+    without.erase(name);
+    EXPECT_THROW((void)without.get<SamplingParams>(), nlohmann::json::exception) << name;
+  }
 }
 
 }  // namespace sampling_params_test

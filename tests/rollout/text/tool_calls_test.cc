@@ -81,8 +81,8 @@ TEST(ToolCalls, GlmWritesKeysAndValues) {
          "\n<tool_call>f\n<arg_key>s</arg_key>\n<arg_value>12</arg_value>\n<arg_key>n</"
          "arg_key>\n<arg_value>12</arg_value>\n"
          "<arg_key>other</arg_key>\n<arg_value>[1, "
-         "\"x\"]</arg_value>\n</tool_call>\n<tool_call>g\n</tool_call>",
-         "", {{"f", R"({"s":"12","n":12,"other":[1,"x"]})"}, {"g", "{}"}});
+         "\"x\"]</arg_value>\n</tool_call>\n<tool_call>f\n</tool_call>",
+         "", {{"f", R"({"s":"12","n":12,"other":[1,"x"]})"}, {"f", "{}"}});
 }
 
 TEST(ToolCalls, Llama3IsACallOrText) {
@@ -92,6 +92,79 @@ TEST(ToolCalls, Llama3IsACallOrText) {
       "", {{"f", R"({"s":"a;b"})"}, {"g", "{}"}});
   expect(ToolFormat::kLlama3Json, "It is {\"name\": \"f\"}.", "It is {\"name\": \"f\"}.", {});
   expect(ToolFormat::kLlama3Json, "{\"name\": 3}", "{\"name\": 3}", {});
+}
+
+TEST(ToolCalls, ANameWithoutArgumentsIsNoCall) {
+  const std::string person = R"({"name": "Bob", "age": 3})";
+  expect(ToolFormat::kLlama3Json, person, person, {});
+  expect(ToolFormat::kLlama3Json, "<|python_tag|>" + person, "<|python_tag|>" + person, {});
+  const auto tagged = "<tool_call>" + person + "</tool_call>";
+  expect(ToolFormat::kHermes, tagged, tagged, {});
+}
+
+TEST(ToolCalls, Llama3MayWriteTextAroundItsObjects) {
+  const std::string call = R"({"name": "f", "parameters": {"s": "}{\""}})";
+  const std::vector<ToolCall> one{{"f", R"({"s":"}{\""})"}}, two{one[0], one[0]};
+  expect(ToolFormat::kLlama3Json, "Sure: " + call, "Sure:", one);
+  expect(ToolFormat::kLlama3Json, "Sure: <|python_tag|>" + call + "\n", "Sure:", one);
+  expect(ToolFormat::kLlama3Json, call + " ok?", " ok?", one);
+  expect(ToolFormat::kLlama3Json, call + "\n" + call, "", two);
+  expect(ToolFormat::kLlama3Json, call + ";<|python_tag|>" + call + " ; ", "", two);
+  expect(ToolFormat::kLlama3Json, "[" + call + "]", "[]", one);
+  expect(ToolFormat::kLlama3Json, "{x} {\"a\" {" + call, "{x} {\"a\" {", one);
+  expect(ToolFormat::kLlama3Json, "{\"a\": " + call, "{\"a\":", one);
+  for (const auto& text :
+       {"{\"a\": " + call + "}", std::string("{\"name\": \"f\", \"parameters\": {\"s\": 1}"),
+        std::string(" {\"a\": [1, 2.5e3, true, null, [], {}]} ; \n"),
+        std::string("<|python_tag|>print({})\n"), std::string("a <|python_"), std::string("\n {"),
+        std::string(200, '{'), std::string("{\"a\": 1,, \"b\": 2}")})
+    expect(ToolFormat::kLlama3Json, text, text, {});
+}
+
+TEST(ToolCalls, ManyBracesAreReadInLittleTime) {
+  for (const std::string unit : {"{\"a\":", "{\"{\":", "{\"a\":\"{\",", "{\"", "{", "[{"}) {
+    std::string text;
+    while (text.size() < 200'000) text += unit;
+    ToolCallParser parser(ToolFormat::kLlama3Json, kTools);
+    auto content = parser.take(text).content;
+    EXPECT_EQ(content += parser.finish().content, text);
+  }
+}
+
+TEST(ToolCalls, WordsBetweenMarkersAreNoName) {
+  const std::string text = "<tool_call>I call nobody</tool_call>";
+  expect(ToolFormat::kHermes, text, text, {});
+}
+
+TEST(ToolCalls, AWholeCallAtTheEndNeedsNoMarkerBehindIt) {
+  const std::vector<ToolCall> calls{{"f", R"({"s":"a"})"}};
+  expect(ToolFormat::kHermes, "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"s\": \"a\"}}\n", "",
+         calls);
+  const std::string head = "<tool_call>\n<function=f>\n<parameter=s>\na\n",
+                    end = "</parameter>\n</function>";
+  expect(ToolFormat::kQwen3Coder, head + end, "", calls);
+  expect(ToolFormat::kQwen3Coder, head + "</function>", "", calls);
+  expect(ToolFormat::kQwen3Coder, head + "</function>\n</tool_call>", "", calls);
+  expect(ToolFormat::kQwen3Coder, head + "<parameter=n>\n1\n" + end, "",
+         {{"f", R"({"s":"a","n":1})"}});
+  for (const auto& text : {head, head + "</parameter>\n", std::string("<tool_call>f\n")})
+    expect(ToolFormat::kQwen3Coder, text, text, {});
+  expect(ToolFormat::kMiniMaxM2,
+         "<minimax:tool_call><invoke name=\"f\"><parameter name=\"s\">a</parameter></invoke>", "",
+         calls);
+}
+
+TEST(ToolCalls, QwenCoderMayBeginWithoutItsMarker) {
+  const std::string call = "<function=f>\n<parameter=s>\na\n</parameter>\n</function>";
+  const ToolCall one{"f", R"({"s":"a"})"};
+  expect(ToolFormat::kQwen3Coder, "Yes.\n" + call, "Yes.", {one});
+  expect(ToolFormat::kQwen3Coder, call + "\n</tool_call>", "", {one});
+  expect(ToolFormat::kQwen3Coder,
+         call + "\n</tool_call>\n" + call + "<tool_call>" + call + "</tool_call>", "",
+         {one, one, one});
+  expect(ToolFormat::kQwen3Coder, call + " </tool", " </tool", {one});
+  for (const std::string text : {"a <function", "<function=f> and more"})
+    expect(ToolFormat::kQwen3Coder, text, text, {});
 }
 
 TEST(ToolCalls, DeepSeekWritesItsOwnTokens) {
@@ -124,7 +197,8 @@ TEST(ToolCalls, ACallThatDoesNotParseIsText) {
 TEST(ToolCalls, AnEndInsideAStringIsAPartOfIt) {
   expect(ToolFormat::kHermes,
          "<tool_call>{\"name\": \"f\", \"arguments\": {\"s\": \"\\\"</tool_call>\\\\\", \"n\": \"a "
-         "</tool_call> b</tool_call>\"}}</tool_call> and <tool_call>{\"name\": \"g\"}</tool_call>",
+         "</tool_call> b</tool_call>\"}}</tool_call> and <tool_call>{\"name\": \"g\", "
+         "\"arguments\": {}}</tool_call>",
          " and",
          {{"f", R"({"s":"\"</tool_call>\\","n":"a </tool_call> b</tool_call>"})"}, {"g", "{}"}});
   expect(ToolFormat::kKimiK2,
@@ -197,8 +271,7 @@ TEST(ToolCalls, TagsThatDoNotParseAreText) {
         "<minimax:tool_call><invoke name=\"f\"><parameter name=\"s\">1</invoke>"
         "</minimax:tool_call>",
         "<minimax:tool_call><invoke title=\"f\"></invoke></minimax:tool_call>",
-        "<minimax:tool_call><invoke name=\"f\"></invoke>",
-        "<minimax:tool_call></minimax:tool_call>"})
+        "<minimax:tool_call><invoke name=\"f\">", "<minimax:tool_call></minimax:tool_call>"})
     expect(ToolFormat::kMiniMaxM2, text, text, {});
   for (const std::string text : {"<seed:tool_call>\n<function=f>\n</seed:tool_call>",
                                  "<seed:tool_call>lost<function=f></function></seed:tool_call>"})
@@ -213,7 +286,10 @@ TEST(ToolCalls, ValuesWithoutQuotesHaveTheTypesOfTheirSchema) {
   EXPECT_EQ(typed(R"({"type": ["string", "integer"]})", "7"), "7");
   EXPECT_EQ(typed(R"({"anyOf": [{"type": "string"}, {"type": "array"}]})", "[7]"), "[7]");
   EXPECT_EQ(typed(R"({"enum": ["1", "2"]})", "1"), R"("1")");
-  EXPECT_EQ(typed(R"({"enum": ["1", "2"]})", R"("1")"), R"("1")");
+  EXPECT_EQ(typed(R"({"enum": ["1", "2"]})", R"("1")"), R"("\"1\"")");
+  EXPECT_EQ(typed(R"({"anyOf": [{"type": "string"}, {"type": "null"}]})", R"("a")"), R"("\"a\"")");
+  EXPECT_EQ(typed(R"({"anyOf": [{"type": "string"}, {"type": "null"}]})", "null"), "null");
+  EXPECT_EQ(typed(R"({"type": ["string", "integer"]})", R"("a")"), R"("a")");
   EXPECT_EQ(typed(R"({"type": "boolean"})", "True"), "true");
   EXPECT_EQ(typed(R"({"type": "boolean"})", "0"), "false");
   EXPECT_EQ(typed(R"({"type": "integer"})", "seven"), R"("seven")");

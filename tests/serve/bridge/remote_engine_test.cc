@@ -79,6 +79,24 @@ TEST(RemoteEngine, ThrowsWhatItsEngineThrowsAndGoesOn) {
   });
 }
 
+TEST(RemoteEngine, IsLostWhereItsEngineIs) {
+  FakeEngine engine;
+  engine.fails = engine.lost = true;
+  models::run_ranks(2, {}, [&](models::World& world) {
+    const models::Mailbox mail(world, "engine", {.limit = std::chrono::minutes(5)});
+    if (world.rank() == 1) {
+      EXPECT_TRUE(
+          fails(ErrorKind::kDevice, {"the device is lost"}, [&] { answer_calls(engine, mail); }));
+      return;
+    }
+    RemoteEngine remote(mail, 1);
+    remote.add_request("a", {1}, {}, nullptr);
+    EXPECT_TRUE(fails(ErrorKind::kDevice, {"the device is lost"}, [&] { remote.step(); }));
+    EXPECT_TRUE(remote.is_lost());
+    remote.end();
+  });
+}
+
 TEST(RemoteEngine, OpensWeightsBeforeItLoadsThem) {
   FakeEngine engine;
   with_remote(engine, [&](RemoteEngine& remote) {
