@@ -30,7 +30,7 @@ struct AgentQuestion {
   std::optional<nlohmann::json> known{};  // the answer, where no program has to be asked
 };
 
-// How a session goes on when its questions are answered; nothing of these: it is over, or, before
+// The way on of a session whose questions are answered; with none of these it is over, or, before
 // the first turn, its prompt is that of the record.
 struct AgentReply {
   std::size_t num_messages = 0;            // the last ones of the session, for the model

@@ -58,8 +58,8 @@ std::int64_t turn_tokens(const Session& session) {
   return static_cast<std::int64_t>(session.response.size() - session.turn_begin);
 }
 
-// How many tokens a session that is played again has when it waits for the next weights; the most
-// if it does not wait.
+// The number of tokens that a session that is played again has when it waits for the next weights;
+// the most if it does not wait.
 std::int64_t stop_of(const Session& session, std::int64_t global_step) {
   std::int64_t tokens = 0;
   if (session.replay.contains("global_steps"))

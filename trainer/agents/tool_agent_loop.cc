@@ -28,6 +28,13 @@ std::string content_of(const json& answer, const std::string& name) {
   return answer.contains("content") ? text(answer["content"]) : "";
 }
 
+// A member of the record's extra_info, or null.
+json extra_of(const Session& session, const char* name) {
+  if (!session.task.is_object()) return {};
+  const auto extra = session.task.find("extra_info");
+  return extra != session.task.end() && extra->is_object() ? extra->value(name, json()) : json();
+}
+
 // Its place among all calls of the session, in nine characters, as some templates ask for.
 std::string call_id(const Session& session, std::size_t call) {
   return fmt::format("call{:03}{:02}", session.assistant_turns, call);
@@ -38,9 +45,17 @@ std::string call_id(const Session& session, std::size_t call) {
 ToolAgentLoop::ToolAgentLoop(Tools tools, const MultiTurnSection& config)
     : tools_(std::move(tools)), config_(config) {}
 
+ordered_json ToolAgentLoop::tools(const Session& session) const {
+  return selected_tools(tools_.schemas, Record(extra_of(session, "tool_selection")));
+}
+
 std::vector<AgentQuestion> ToolAgentLoop::turn_is_over(Session& session,
                                                        const std::string& text) const {
-  rollout::text::ToolCallParser parser(config_.format, tools_.schemas);
+  const auto schemas = tools(session);
+  const auto kwargs = extra_of(session, "tools_kwargs");
+  std::vector<std::string> names;
+  for (const auto& schema : schemas) names.push_back(schema.at("function").at("name"));
+  rollout::text::ToolCallParser parser(config_.format, schemas);
   auto part = parser.take(text);
   auto rest = parser.finish();
   auto calls = std::move(part.calls);
@@ -57,6 +72,7 @@ std::vector<AgentQuestion> ToolAgentLoop::turn_is_over(Session& session,
     auto& question = questions.emplace_back(AgentQuestion{
         .body = {
             {"session", session.seed}, {"name", name}, {"arguments", json::parse(arguments)}}});
+    const bool is_shown = std::ranges::find(names, name) != names.end();
     const auto found = std::ranges::find(tools_.names, name);
     std::string wide;  // nlohmann would make another number of it
     rollout::text::visit_wide_integers(arguments, [&](const auto& place) {
@@ -65,11 +81,13 @@ std::vector<AgentQuestion> ToolAgentLoop::turn_is_over(Session& session,
     });
     if (!wide.empty())
       question.known = json{{"error", fmt::format("{} has more than 64 bits", wide)}};
-    else if (found == tools_.names.end())
-      question.known = json{
-          {"error", fmt::format("there is no such tool, but: {}", fmt::join(tools_.names, ", "))}};
+    else if (!is_shown)
+      question.known =
+          json{{"error", fmt::format("there is no such tool, but: {}", fmt::join(names, ", "))}};
     else
       question.program = tools_.program_of[static_cast<std::size_t>(found - tools_.names.begin())];
+    if (is_shown && kwargs.is_object() && kwargs.contains(name) && !kwargs[name].is_null())
+      question.details = json{{"tools_kwargs", kwargs[name]}};
   }
   session.messages.push_back(std::move(message));
   return questions;

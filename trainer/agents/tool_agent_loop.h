@@ -13,9 +13,11 @@ class ToolAgentLoop : public AgentLoop {
   ToolAgentLoop(Tools tools, const MultiTurnSection& config);
 
   std::vector<AgentProgramOptions> programs() const override { return tools_.programs; }
-  nlohmann::ordered_json tools(const Session&) const override { return tools_.schemas; }
+  // The schemas that the record selects.
+  nlohmann::ordered_json tools(const Session& session) const override;
   bool skips_special(const Session&) const override { return false; }
-  // {"session": ..., "name": "...", "arguments": {...}} for each call.
+  // {"session": ..., "name": "...", "arguments": {...}} for each call, and, for the program alone,
+  // "tools_kwargs": what extra_info.tools_kwargs of the record has for the tool.
   std::vector<AgentQuestion> turn_is_over(Session& session, const std::string& text) const override;
   // {"content": "...", "reward": 0.5}, the reward only if there is one; or {"error": "..."}, which
   // the model is told.

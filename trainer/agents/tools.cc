@@ -98,6 +98,11 @@ ordered_json schema_of(const ordered_json& tool, const std::string& source) {
 
 Tools read_tools(const std::filesystem::path& file) {
   const auto source = file.string();
+  const auto extension = file.extension();
+  require(extension != ".yaml" && extension != ".yml", ErrorKind::kCorrupt,
+          "{}: tools are named in JSON, each a program and no class of Python: "
+          "docs/training/agents.md has the form",
+          source);
   const auto config = distckpt::parse_ordered_json(distckpt::read_text(file), source);
   const auto refuse = [&](bool wrong, std::string_view why) {
     require(!wrong, ErrorKind::kCorrupt, "{}: {}", source, why);
@@ -110,6 +115,9 @@ Tools read_tools(const std::filesystem::path& file) {
          "has no list of tools");
   Tools tools{.schemas = ordered_json::array()};
   for (const auto& tool : list) {
+    refuse(tool.is_object() && tool.contains("class_name") && !tool.contains("command"),
+           "a tool is a program, with a command, and no class of Python: docs/training/agents.md "
+           "has the form");
     refuse(!tool.is_object() || !tool.contains("tool_schema") || !tool.contains("command") ||
                !tool["command"].is_string(),
            "a tool has a tool_schema and a command");

@@ -1,4 +1,4 @@
-// How the losses of tokens become one number (verl trainer/ppo/core_algos.py agg_loss). What the
+// The losses of tokens as one number (verl trainer/ppo/core_algos.py agg_loss). What the
 // sum is divided by is counted over the whole mini-batch and handed in, so that parts add up: the
 // loss does not depend on the cut into micro-batches, nor on the number of ranks (verl's dp_size is
 // 1: here gradients are summed).

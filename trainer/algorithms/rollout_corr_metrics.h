@@ -1,5 +1,5 @@
-// Metrics of a rollout correction, under verl's names (trainer/ppo/rollout_corr_helper.py
-// compute_offpolicy_metrics, compute_is_metrics, compute_rs_metrics), without "rollout_corr/".
+// Metrics of a rollout correction, by their names in verl's trainer/ppo/rollout_corr_helper.py
+// (compute_offpolicy_metrics, compute_is_metrics, compute_rs_metrics), without "rollout_corr/".
 // Tensors [sequences, response] unless it says otherwise; mask int64.
 #pragma once
 
@@ -12,7 +12,7 @@
 
 namespace ferry::trainer {
 
-// How far the policies are apart: kl, k3_kl, training_ppl, rollout_ppl, log_ppl_diff, chi2_token,
+// The distance of the policies: kl, k3_kl, training_ppl, rollout_ppl, log_ppl_diff, chi2_token,
 // ...
 Metrics compute_offpolicy_metrics(const at::Tensor& old_log_prob,
                                   const at::Tensor& rollout_log_prob,

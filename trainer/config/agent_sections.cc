@@ -54,8 +54,9 @@ void list(ConfigTable& table, const std::string& section, AgentSections& c) {
   table.add("program_timeout", agent.program_timeout,
             "seconds from the model's answer to the program's next request, or its end",
             at_least(1));
-  table.add("replay_dir", agent.replay_dir,
-            "folder of a run's sessions: no program is started, its answers are taken from there");
+  table.add_path(
+      "replay_dir", agent.replay_dir,
+      "folder of a run's sessions: no program is started, its answers are taken from there");
   auto& turns = c.multi_turn;
   table.section(section + ".multi_turn", "The turns of such an answer");
   table.add("max_assistant_turns", turns.max_assistant_turns,
@@ -64,7 +65,7 @@ void list(ConfigTable& table, const std::string& section, AgentSections& c) {
             "turns of tools or the environment; not set: no limit", at_least(1));
   table.add("max_parallel_calls", turns.max_parallel_calls,
             "calls of tools in one turn; further ones are left out", at_least(1));
-  table.add(
+  table.add_path(
       "tool_config_path", turns.tool_config_path,
       "for tool_agent: a JSON file of the tools, their schemas and programs, and of MCP servers");
   table.add("max_tool_response_length", turns.max_tool_response_length,

@@ -1,10 +1,11 @@
-// The keys of the section `algorithm`.
+// The keys of the section `algorithm`, and those that estimators, losses and draws do not read.
 #include <algorithm>
 #include <charconv>
 #include <cmath>
 
 #include "trainer/config/config_table.h"
 #include "trainer/config/ppo_config.h"
+#include "trainer/config/ppo_rules.h"
 
 namespace ferry::trainer {
 namespace {
@@ -18,16 +19,15 @@ std::optional<double> positive(std::string_view text) {
 
 }  // namespace
 
-// Numbers below 1, and from 10, need quotes: TOML reads 0.5_2 as 0.52, and 5_0.5 as 50.5.
+// TOML reads 0.5_2 as 0.52, and 5_0.5 as 50.5: those come here as text (config_value.h).
 template <>
 struct ConfigType<ThresholdBounds> {
   static std::string name() {
-    return "a number from 1 to below 10, or text of any positive one, \"0.5\", or of two in "
-           "ascending order, \"0.5_2.0\",";
+    return "a positive number, or text of two in ascending order, \"0.5_2.0\",";
   }
   static std::optional<ThresholdBounds> read(const ConfigValue& value) {
     if (const auto number = ConfigType<double>::read(value)) {
-      if (!(*number >= 1 && *number < 10)) return std::nullopt;
+      if (!(*number > 0 && std::isfinite(*number))) return std::nullopt;
       return ThresholdBounds{.upper = *number};
     }
     const auto* const text = std::get_if<std::string>(&value.value);
@@ -118,6 +118,97 @@ void list(ConfigTable& table, AlgorithmConfig& c) {
       "score, without the penalty for length; or another number of the reward, such as acc");
   table.add("max_num_gen_batches", filter.max_num_gen_batches,
             "batches generated for a step before the run stops; 0: no limit", at_least(0));
+}
+
+namespace {
+
+using Estimators = std::vector<AdvantageEstimator>;
+using Losses = std::vector<LossMode>;
+
+auto estimated_by(Estimators estimators) {
+  return [estimators = std::move(estimators)](const PpoConfig& c) {
+    return std::ranges::find(estimators, c.algorithm.adv_estimator) != estimators.end();
+  };
+}
+
+// In bypass_mode reinforce stands for all of them.
+auto learned_by(Losses losses) {
+  return [losses = std::move(losses)](const PpoConfig& c) {
+    return c.algorithm.rollout_correction.loss_type != BypassLoss::kReinforce &&
+           std::ranges::find(losses, c.actor.policy_loss.loss_mode) != losses.end();
+  };
+}
+
+bool draws_when_validating(const PpoConfig& c) {
+  return c.rollout.val_kwargs.temperature > 0;
+}
+
+IneffectiveKeys<PpoConfig> of_advantages() {
+  using E = AdvantageEstimator;
+  return {
+      {{"algorithm.lam"}, estimated_by({E::kGae}), "it is of adv_estimator gae"},
+      {{"algorithm.gamma"},
+       estimated_by({E::kGae, E::kReinforcePlusPlus, E::kGigpo}),
+       "it is of adv_estimator gae, reinforce_plus_plus, gigpo"},
+      {{"algorithm.norm_adv_by_std_in_grpo"},
+       estimated_by({E::kGrpo, E::kGrpoPassk, E::kGrpoTurns}),
+       "it is of adv_estimator grpo, grpo_passk, grpo_turns"},
+      {{"algorithm.gigpo"}, estimated_by({E::kGigpo}), "it is of adv_estimator gigpo"},
+  };
+}
+
+IneffectiveKeys<PpoConfig> of_losses() {
+  using L = LossMode;
+  const auto loss = [](const char* name) { return kActorSection + ".policy_loss." + name; };
+  const auto actor = [](const char* name) { return kActorSection + "." + name; };
+  return {
+      {{actor("clip_ratio"), actor("clip_ratio_low"), actor("clip_ratio_high")},
+       learned_by({L::kVanilla, L::kGspo, L::kCispo, L::kClipCov, L::kGeoMean}),
+       "the loss clips no ratio: policy_loss.loss_mode"},
+      {{actor("clip_ratio")},
+       [](const PpoConfig& c) { return !c.actor.clip_ratio_low || !c.actor.clip_ratio_high; },
+       "clip_ratio_low and clip_ratio_high are set"},
+      {{actor("clip_ratio_c")},
+       learned_by({L::kVanilla}),
+       "it is of policy_loss.loss_mode vanilla"},
+      {{loss("clip_cov_ratio"), loss("clip_cov_lb"), loss("clip_cov_ub")},
+       learned_by({L::kClipCov}),
+       "it is of policy_loss.loss_mode clip_cov"},
+      {{loss("kl_cov_ratio"), loss("ppo_kl_coef")},
+       learned_by({L::kKlCov}),
+       "it is of policy_loss.loss_mode kl_cov"},
+      {{actor("tau_pos"), actor("tau_neg")},
+       learned_by({L::kSapo}),
+       "it is of policy_loss.loss_mode sapo"},
+      {{actor("data_loader_seed")},
+       [](const PpoConfig& c) {
+         return c.actor.shuffle || (c.use_critic() && c.critic_mini_batches().shuffle) ||
+                c.actor.policy_loss.loss_mode == L::kClipCov;
+       },
+       "nothing is drawn by it: shuffle, policy_loss.loss_mode clip_cov"},
+  };
+}
+
+IneffectiveKeys<PpoConfig> of_draws() {
+  const auto val = [](const char* name) { return kRolloutSection + ".val_kwargs." + name; };
+  return {
+      {{val("do_sample"), val("top_k"), val("top_p")},
+       draws_when_validating,
+       "val_kwargs.temperature is 0, which takes the likeliest token"},
+      {{"data.gen_batch_size"},
+       [](const PpoConfig& c) {
+         return c.algorithm.filter_groups.enable || c.async_training.partial_rollout;
+       },
+       "it is of algorithm.filter_groups.enable and async_training.partial_rollout"},
+  };
+}
+
+}  // namespace
+
+IneffectiveKeys<PpoConfig> ineffective_in_algorithm() {
+  auto all = of_advantages();
+  for (auto&& some : {of_losses(), of_draws()}) all.insert(all.end(), some.begin(), some.end());
+  return all;
 }
 
 }  // namespace ferry::trainer

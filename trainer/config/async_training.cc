@@ -61,7 +61,7 @@ ConfigRules<PpoConfig> partial_rollout_rules() {
       {"more_prompts_than_a_step_takes",
        {kPartialRollout, "data.gen_batch_size", "data.train_batch_size"},
        [](const PpoConfig& c) {
-         if (!c.async_training.partial_rollout) return !c.data.gen_batch_size;
+         if (!c.async_training.partial_rollout) return true;
          return c.data.gen_batch_size && *c.data.gen_batch_size > c.data.train_batch_size &&
                 *c.data.gen_batch_size <= 2 * c.data.train_batch_size;
        },

@@ -26,6 +26,12 @@ struct ConfigRule {
 template <typename Config>
 using ConfigRules = std::vector<ConfigRule<Config>>;
 
+// The keys as the whole has them: ".lr" is one of `section`.
+inline std::vector<std::string> keys_of(const std::string& section, std::vector<std::string> keys) {
+  for (auto& key : keys) key = key.starts_with('.') ? section + key : key;
+  return keys;
+}
+
 // The rules of a section for the one that stands at `section`; `get` takes it out of the whole.
 template <typename Config, typename Section, typename Get>
 void add_rules(ConfigRules<Config>& rules,
@@ -33,12 +39,13 @@ void add_rules(ConfigRules<Config>& rules,
                const std::string& section,
                Get get) {
   for (const auto& rule : section_rules) {
-    auto keys = rule.keys;
-    for (auto& key : keys) key = key.starts_with('.') ? section + key : key;
     const auto holds = [of_section = rule.holds, get](const Config& c) {
       return of_section(get(c));
     };
-    rules.push_back({.name = rule.name, .keys = keys, .holds = holds, .says = rule.says});
+    rules.push_back({.name = rule.name,
+                     .keys = keys_of(section, rule.keys),
+                     .holds = holds,
+                     .says = rule.says});
   }
 }
 
@@ -60,11 +67,11 @@ void add_ineffective(IneffectiveKeys<Config>& all,
                      const std::string& section,
                      Get get) {
   for (const auto& one : of_section) {
-    auto keys = one.keys;
-    for (auto& key : keys) key = key.starts_with('.') ? section + key : key;
     const auto has_effect = [of = one.has_effect, get](const Config& c) { return of(get(c)); };
-    all.push_back(
-        {.keys = keys, .has_effect = has_effect, .because = one.because, .is_error = one.is_error});
+    all.push_back({.keys = keys_of(section, one.keys),
+                   .has_effect = has_effect,
+                   .because = one.because,
+                   .is_error = one.is_error});
   }
 }
 

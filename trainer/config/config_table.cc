@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <ranges>
 #include <span>
 #include <utility>
@@ -52,6 +53,19 @@ ConfigValue list_of(std::string_view text) {
     parts.push_back({std::string(all.substr(begin, all.find_last_not_of(" \t") - begin + 1))});
   }
   return {std::move(parts)};
+}
+
+// Puts the folder of the user in place of "~" before a slash.
+ConfigValue without_tilde(const ConfigValue& value) {
+  if (const auto* list = std::get_if<ConfigValue::List>(&value.value)) {
+    ConfigValue::List paths;
+    for (const auto& item : *list) paths.push_back(without_tilde(item));
+    return {std::move(paths)};
+  }
+  const auto* const text = std::get_if<std::string>(&value.value);
+  const auto* const home = std::getenv("HOME");  // NOLINT(concurrency-mt-unsafe)
+  if (text == nullptr || home == nullptr || !text->starts_with("~/")) return value;
+  return {home + text->substr(1)};
 }
 
 // A cell of a table of Markdown.
@@ -175,19 +189,21 @@ void ConfigTable::refuse_key(const ConfigEntry& entry) const {
   if (const auto hint = hint_for_peers_key(
           entry.key, [this](const std::string& key) { return index_.contains(key); }))
     throw Error(ErrorKind::kUsage, what, *hint);
-  std::vector<std::string> keys;
-  std::vector<std::string> elsewhere;  // the same name in another section, as peers sort them
+  // The same name in another section, as peers sort them; else one that is spelt nearly so.
+  constexpr auto kOfMany = std::to_array<std::string_view>({"enable", "mode", "path"});
+  const auto name = last_name(entry.key);
+  const bool is_of_many = std::ranges::find(kOfMany, name) != kOfMany.end();
+  std::vector<std::string> elsewhere, alike;
   for (const auto& field : fields_) {
-    keys.push_back(field.key);
-    if (last_name(field.key) == last_name(entry.key)) elsewhere.push_back(field.key);
+    if (last_name(field.key) == name && !is_of_many) elsewhere.push_back(field.key);
+    if (edit_distance(entry.key, field.key) <= std::max<std::size_t>(2, name.size() / 3))
+      alike.push_back(field.key);
   }
+  const auto& likely = elsewhere.empty() ? alike : elsewhere;
   std::optional<std::string> suggestion;
-  if (elsewhere.empty()) {
-    suggestion = nearest(entry.key, keys);
-  } else {
+  if (!likely.empty())
     suggestion = *std::ranges::min_element(
-        elsewhere, {}, [&](const std::string& key) { return edit_distance(entry.key, key); });
-  }
+        likely, {}, [&](const std::string& key) { return edit_distance(entry.key, key); });
   throw Error(ErrorKind::kUsage, what,
               suggestion ? fmt::format("did you mean {}?", *suggestion) : "");
 }
@@ -203,7 +219,9 @@ void ConfigTable::require_limit(const Field& field,
   Error error(ErrorKind::kUsage, fmt::format("{}: {}: is {}, but must be {}", entry.where,
                                              entry.key, to_toml(value), field.limit.words));
   if (const auto* text = std::get_if<std::string>(&value.value)) {
-    if (const auto choice = nearest(*text, field.limit.choices))
+    if (const auto hint = hint_for_peers_value(*text))
+      error.set_hint(std::string(*hint));
+    else if (const auto choice = nearest(*text, field.limit.choices))
       error.set_hint(fmt::format("did you mean {}?", *choice));
   }
   throw error;
@@ -266,6 +284,10 @@ void ConfigTable::set(const ConfigEntry& entry) {
     parts = list_of(std::get<std::string>(value->value));
     value = &parts;
   }
+  if (field.is_path) {
+    parts = without_tilde(*value);
+    value = &parts;
+  }
   if (!field.limit.choices.empty() && is_text(*value))
     require_limit(field, entry, *value);  // says which texts there are
   require(field.set(value), ErrorKind::kUsage, "{}: {}: is {}, {} is expected", entry.where,
@@ -306,8 +328,10 @@ std::vector<std::string> ConfigTable::changed(std::string_view section_or_key) c
     const bool is_meant =
         field.key == section_or_key || field.key.starts_with(fmt::format("{}.", section_or_key));
     const auto value = field.get();
-    if (is_meant && value && value != field.usual && !is_nothing(*value) && !field.is_inherited)
-      keys.push_back(field.key);
+    const bool turned_off = value == ConfigValue{false} && field.usual == ConfigValue{true};
+    const bool says_something =
+        value && value != field.usual && (turned_off || !is_nothing(*value));
+    if (is_meant && says_something && !field.is_inherited) keys.push_back(field.key);
   }
   return keys;
 }

@@ -36,7 +36,7 @@ ConfigLimit one_of(const std::vector<std::string>& choices);
 ConfigLimit or_auto(ConfigLimit limit);  // also "auto"
 inline const ConfigValue kAutoValue{std::string("auto")};
 
-// How a type of C++ is written: what it is called, and both ways. read() gives nothing for a value
+// The text of a type of C++: what it is called, and both ways. read() gives nothing for a value
 // of another type.
 template <typename T>
 struct ConfigType;
@@ -194,6 +194,13 @@ class ConfigTable {
     fields_.back().separated = true;
   }
 
+  // The same of a path, or of a list of them: `~/` at its beginning is the folder of the user.
+  template <typename T>
+  void add_path(std::string_view name, T& value, const std::string& help) {
+    add(name, value, help);
+    fields_.back().is_path = true;
+  }
+
   // Sets the field that an entry names. null gives a field its default back, as if nobody had set
   // it; of one that may hold nothing it takes the value away. Throws Error(kUsage)
   // "<where>: <key>: ...", with the nearest key as a hint where there is none of that name.
@@ -231,6 +238,7 @@ class ConfigTable {
     std::function<std::optional<ConfigValue>()> get{};
     std::optional<ConfigValue> usual{};  // the default
     bool separated = false;
+    bool is_path = false;
     bool is_inherited = false;
     bool written_unset = false;  // "null" where it holds nothing
     std::string where{};         // it was set; "" if it was not

@@ -66,11 +66,45 @@ std::string print(const ConfigValue::Table& values) {
   return fmt::format("{{{}}}", text);
 }
 
+using Lines = std::vector<std::string_view>;
+
+Lines lines_of(std::string_view text) {
+  Lines lines;
+  for (std::size_t begin = 0; begin <= text.size();) {
+    const auto end = std::min(text.find('\n', begin), text.size());
+    lines.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return lines;
+}
+
 std::string line_of(const std::string& source, const toml::source_region& region) {
   return fmt::format("{}:{}", source, region.begin.line);
 }
 
-ConfigValue value_of(const toml::node& node, const std::string& where, const std::string& key) {
+// The number as it is written where its bars are not those between thousands: TOML passes over
+// them, but verl's "0.5_2" is two numbers.
+std::optional<std::string> barred_number(const toml::node& node, const Lines& lines) {
+  const auto& begin = node.source().begin;
+  if (begin.line == 0 || begin.line > lines.size()) return std::nullopt;
+  const auto line = lines[begin.line - 1];
+  if (begin.column == 0 || begin.column > line.size()) return std::nullopt;
+  auto text = line.substr(begin.column - 1);
+  text = text.substr(0, text.find_first_not_of("0123456789.+-_eE"));
+  for (auto bar = text.find('_'); bar != text.npos; bar = text.find('_', bar + 1)) {
+    const auto group =
+        text.substr(bar + 1, text.find_first_not_of("0123456789", bar + 1) - bar - 1);
+    if (group.size() != 3 || text.find('.') < bar) return std::string(text);
+  }
+  return std::nullopt;
+}
+
+ConfigValue value_of(const toml::node& node,
+                     const std::string& where,
+                     const std::string& key,
+                     const Lines& lines) {
+  if (node.is_number())
+    if (auto text = barred_number(node, lines)) return {std::move(*text)};
   if (const auto* value = node.as_boolean()) return {value->get()};
   if (const auto* value = node.as_integer()) return {value->get()};
   if (const auto* value = node.as_floating_point()) return {value->get()};
@@ -78,7 +112,7 @@ ConfigValue value_of(const toml::node& node, const std::string& where, const std
   if (const auto* table = node.as_table()) {
     ConfigValue::Table values;
     for (const auto& [name, one] : *table)
-      values[std::string(name.str())] = value_of(one, where, key);
+      values[std::string(name.str())] = value_of(one, where, key, lines);
     return {std::move(values)};
   }
   const auto* array = node.as_array();
@@ -87,7 +121,7 @@ ConfigValue value_of(const toml::node& node, const std::string& where, const std
   ConfigValue::List list;
   for (const auto& item : *array) {
     require(!item.is_table(), ErrorKind::kUsage, "{}: {}: is a list of tables", where, key);
-    list.push_back(value_of(item, where, key));
+    list.push_back(value_of(item, where, key, lines));
   }
   return {std::move(list)};
 }
@@ -101,17 +135,18 @@ ConfigEntry entry_of(const std::string& key, const std::string& where, ConfigVal
 void collect(const toml::table& table,
              const std::string& source,
              const std::string& prefix,
+             const Lines& lines,
              std::vector<ConfigEntry>& entries) {
   for (const auto& [name, node] : table) {
     const auto key = prefix + std::string(name.str());
     const auto where = line_of(source, node.source());
     const auto* section = node.as_table();
     if (section == nullptr) {
-      entries.push_back(entry_of(key, where, value_of(node, where, key)));
+      entries.push_back(entry_of(key, where, value_of(node, where, key, lines)));
     } else if (section->empty()) {
       entries.push_back({.key = key, .where = where});
     } else {
-      collect(*section, source, key + ".", entries);
+      collect(*section, source, key + ".", lines, entries);
     }
   }
 }
@@ -127,7 +162,7 @@ std::vector<ConfigEntry> read_toml(const std::filesystem::path& path) {
   const auto text = distckpt::read_text(path, kLargestFile);
   try {
     std::vector<ConfigEntry> entries;
-    collect(toml::parse(text, source), source, "", entries);
+    collect(toml::parse(text, source), source, "", lines_of(text), entries);
     return entries;
   } catch (const toml::parse_error& error) {
     fail(ErrorKind::kUsage, "{}: {}", line_of(source, error.source()), error.description());
@@ -141,10 +176,12 @@ ConfigEntry parse_override(std::string_view text) {
   const std::string key(text.substr(0, equals)), where = "the command line";
   const std::string value(text.substr(equals + 1));
   try {
-    const auto parsed = toml::parse("value = " + value);
+    const auto line = "value = " + value;
+    const auto parsed = toml::parse(line);
     require(parsed.size() == 1, ErrorKind::kUsage, "{}: has more than one line", text);
-    return entry_of(key, where, value_of(*parsed.get("value"), where, key));
+    return entry_of(key, where, value_of(*parsed.get("value"), where, key, {line}));
   } catch (const toml::parse_error&) {
+    if (value == "True" || value == "False") return entry_of(key, where, {value == "True"});
     return entry_of(key, where, {value});
   }
 }

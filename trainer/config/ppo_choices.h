@@ -48,14 +48,17 @@ inline constexpr auto kChoices<AdvantageEstimator> = std::to_array<Named<Advanta
      {"gpg", AdvantageEstimator::kGpg},
      {"grpo_passk", AdvantageEstimator::kGrpoPassk},
      {"gigpo", AdvantageEstimator::kGigpo},
-     {"grpo_turns", AdvantageEstimator::kGrpoTurns}});
+     {"grpo_turns", AdvantageEstimator::kGrpoTurns},
+     // verl's of the same numbers, but for groups of one, which a run of rloo never has.
+     {"grpo_vectorized", AdvantageEstimator::kGrpo},
+     {"rloo_vectorized", AdvantageEstimator::kRloo}});
 
 // True if the advantages of an answer's turns differ by what was said between them.
 constexpr bool looks_at_turns(AdvantageEstimator estimator) {
   return estimator == AdvantageEstimator::kGigpo || estimator == AdvantageEstimator::kGrpoTurns;
 }
 
-// How gigpo normalises both of its advantages (verl-agent's names).
+// The norms of both advantages of gigpo (verl-agent's names).
 enum class GigpoMode : std::uint8_t { kMeanNorm, kMeanStdNorm };
 template <>
 inline constexpr auto kChoices<GigpoMode> = std::to_array<Named<GigpoMode>>(

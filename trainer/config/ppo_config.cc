@@ -40,8 +40,8 @@ void list_ranks(ConfigTable& table, std::vector<int>& ranks) {
 
 void list(ConfigTable& table, PpoDataConfig& c) {
   table.section("data", "Prompts (docs/training/data.md) and how they become batches");
-  table.add("train_files", c.train_files, "files of records: .jsonl, .parquet");
-  table.add("val_files", c.val_files, "files of records for validation: .jsonl, .parquet");
+  table.add_path("train_files", c.train_files, "files of records: .jsonl, .parquet");
+  table.add_path("val_files", c.val_files, "files of records for validation: .jsonl, .parquet");
   table.add("prompt_key", c.prompt_key, "the column of prompts: text, or a conversation");
   table.add("image_key", c.image_key, "the column of images, for models that also see");
   table.add("apply_chat_template_kwargs", c.apply_chat_template_kwargs,
@@ -49,7 +49,11 @@ void list(ConfigTable& table, PpoDataConfig& c) {
   table.add("max_prompt_length", c.max_prompt_length, "tokens of a prompt", at_least(1));
   table.add("max_response_length", c.max_response_length, "tokens of an answer", at_least(1));
   table.add("train_batch_size", c.train_batch_size, "prompts of a step", at_least(1));
-  table.add("gen_batch_size", c.gen_batch_size, "prompts of a partial_rollout", at_least(1));
+  table.add(
+      "gen_batch_size", c.gen_batch_size,
+      "for filter_groups: prompts of a batch that is generated; not set: train_batch_size; for "
+      "partial_rollout: prompts under way",
+      at_least(1));
   table.add("val_batch_size", c.val_batch_size, "prompts validated at a time; not set: all",
             at_least(1));
   table.add("shuffle", c.shuffle, "permute the records of each epoch, by trainer.seed");
@@ -61,7 +65,7 @@ void list(ConfigTable& table, PpoDataConfig& c) {
             "leave out and count longer prompts");
   table.add("truncation", c.truncation,
             "prompts that are too long and not filtered: an error, or lose tokens at the left or "
-            "right end");
+            "right end, or in the middle");
 }
 
 std::string mesh_help(bool follows_actor) {
@@ -120,7 +124,7 @@ void list(ConfigTable& table, ActorConfig& c) {
   table.add("loss_scale_factor", c.loss_scale_factor,
             "for seq-mean-token-sum-norm: divisor of the sums; not set: max_response_length",
             above(0));
-  table.add("entropy_coeff", c.entropy_coeff, "coefficient of the entropy bonus", at_least(0));
+  table.add("entropy_coeff", c.entropy_coeff, "coefficient of the entropy bonus");
   table.add("use_kl_loss", c.use_kl_loss, "add the divergence from the reference to the loss");
   table.add("kl_loss_coef", c.kl_loss_coef, "coefficient of that divergence", at_least(0));
   table.add("kl_loss_type", c.kl_loss_type,
@@ -206,8 +210,9 @@ void list(ConfigTable& table, RolloutConfig& c) {
   auto& val = c.val_kwargs;
   table.section(kRolloutSection + ".val_kwargs", "Generation in validation");
   table.add("n", val.n, "answers to each prompt", at_least(1));
-  table.add("do_sample", val.do_sample, "draw tokens; false: take the likeliest token");
-  table.add("temperature", val.temperature, "temperature of the draw", at_least(0));
+  table.add("do_sample", val.do_sample, "says nothing, as in verl: temperature does");
+  table.add("temperature", val.temperature, "temperature of the draw; 0: take the likeliest token",
+            at_least(0));
   table.add("top_k", val.top_k, "tokens to draw from; -1: all", at_least(-1));
   table.add("top_p", val.top_p, "probability of the tokens to draw from", above_to(0, 1));
   list(table, kRolloutSection, c.agents);
@@ -279,10 +284,11 @@ void list(ConfigTable& table, PpoTrainerConfig& c) {
             at_least(0));
   table.add("balance_batch", c.balance_batch, "give ranks about the same number of tokens");
   table.add("log_samples", c.log_samples, "write prompts, answers and scores");
-  table.add("rollout_data_dir", c.rollout_data_dir,
-            "folder of these files, JSON lines; empty: rollouts in default_local_dir");
-  table.add("validation_data_dir", c.validation_data_dir,
-            "folder of these files of validation; empty: validations in default_local_dir");
+  table.add_path("rollout_data_dir", c.rollout_data_dir,
+                 "folder of these files, JSON lines; empty: rollouts in default_local_dir");
+  table.add_path("validation_data_dir", c.validation_data_dir,
+                 "folder of these files of validation; empty: validations in default_local_dir");
+  table.add("val_only", c.val_only, "validate the model, or the newest checkpoint, and end");
   table.add("one_step_off", c.one_step_off, "generate answers while the step before them trains");
 }
 

@@ -24,10 +24,12 @@ struct PpoDataConfig {  // data
   std::string prompt_key = "prompt";
   std::string image_key = "images";
   ConfigValue::Table apply_chat_template_kwargs{};
-  int max_prompt_length = 512;          // tokens
-  int max_response_length = 512;        // tokens
-  int train_batch_size = 1024;          // prompts
-  std::optional<int> gen_batch_size{};  // prompts under way, of async_training.partial_rollout
+  int max_prompt_length = 512;    // tokens
+  int max_response_length = 512;  // tokens
+  int train_batch_size = 1024;    // prompts
+  // Prompts under way, of async_training.partial_rollout; of filter_groups those of a batch that is
+  // generated.
+  std::optional<int> gen_batch_size{};
   std::optional<int> val_batch_size{};  // default: all of val_files at once
   bool shuffle = true;
   std::int64_t shuffle_buffer_bytes = std::int64_t{256} << 20;
@@ -37,7 +39,7 @@ struct PpoDataConfig {  // data
   bool operator==(const PpoDataConfig&) const = default;
 };
 
-// How a forward pass that learns nothing is cut into micro-batches.
+// The cut of a forward pass that learns nothing into micro-batches.
 struct LogProbConfig {
   std::optional<bool> log_prob_use_dynamic_bsz{};          // default: the actor's
   std::optional<int> log_prob_max_token_len_per_gpu{};     // default: the actor's
@@ -102,8 +104,8 @@ struct RefConfig {  // actor_rollout_ref.ref
 
 struct ValKwargs {  // actor_rollout_ref.rollout.val_kwargs
   int n = 1;
-  bool do_sample = false;  // false: greedy, whatever temperature says
-  double temperature = 0;
+  bool do_sample = false;  // says nothing, as in verl: temperature does
+  double temperature = 0;  // 0: greedy
   std::int64_t top_k = -1;
   double top_p = 1;
   bool operator==(const ValKwargs&) const = default;
@@ -285,11 +287,12 @@ struct PpoTrainerConfig {  // trainer, and what all runs have
   std::string rollout_data_dir{};     // a folder of samples, JSONL; empty: rollouts/ in the run's
   std::string validation_data_dir{};  // the same of validation
   bool log_samples = true;
+  bool val_only = false;
   bool one_step_off = false;  // answers are generated while the step before them trains
   bool operator==(const PpoTrainerConfig&) const = default;
 };
 
-// How a step's answers become updates.
+// The cut of a step's answers into updates.
 struct MiniBatches {
   std::int64_t size = 0;  // answers, of all data parallel ranks
   int epochs = 1;         // times that each answer is learned from
@@ -297,7 +300,7 @@ struct MiniBatches {
   bool operator==(const MiniBatches&) const = default;
 };
 
-// How the losses of tokens become one (algorithms/agg_loss.h).
+// The way from the losses of tokens to one (algorithms/agg_loss.h).
 struct LossAggregation {
   LossAggMode loss_agg_mode = LossAggMode::kTokenMean;
   double loss_scale_factor = 0;

@@ -63,20 +63,25 @@ ConfigRules<PpoConfig> batch_rules() {
   };
 }
 
-ConfigRules<PpoConfig> algorithm_rules() {
+// The factor of a role's loss, and the aggregation that it belongs to.
+struct ScaleFactorView {
+  bool is_set = false;
+  LossAggregation aggregation{};
+};
+
+ConfigRules<ScaleFactorView> scale_factor_rules() {
   return {
       {"scale_factor_has_its_mode",
-       {kActorSection + ".loss_scale_factor", kActorSection + ".loss_agg_mode"},
-       [](const PpoConfig& c) {
-         return !c.actor.loss_scale_factor || has_scale_factor(c.actor_loss_aggregation());
+       {".loss_scale_factor", ".loss_agg_mode"},
+       [](const ScaleFactorView& view) {
+         return !view.is_set || has_scale_factor(view.aggregation);
        },
        "a scale factor is of loss_agg_mode seq-mean-token-sum-norm"},
-      {"scale_factor_has_its_mode",
-       {"critic.loss_scale_factor", "critic.loss_agg_mode"},
-       [](const PpoConfig& c) {
-         return !c.critic.loss_scale_factor || has_scale_factor(c.critic_loss_aggregation());
-       },
-       "a scale factor is of loss_agg_mode seq-mean-token-sum-norm"},
+  };
+}
+
+ConfigRules<PpoConfig> algorithm_rules() {
+  return {
       {"covariances_have_a_range",
        {kActorSection + ".policy_loss.clip_cov_lb", kActorSection + ".policy_loss.clip_cov_ub"},
        [](const PpoConfig& c) {
@@ -133,9 +138,8 @@ ConfigRules<PpoConfig> algorithm_rules() {
          return c.actor.router_replay.mode != RouterReplayMode::kR2 ||
                 !c.algorithm.rollout_correction.bypass_mode;
        },
-       "in bypass_mode no old log-probabilities are computed, so R2 records nothing: R3 replays "
-       "the "
-       "rollout's routes"},
+       "in bypass_mode no old log-probabilities are computed, so R2 records nothing: "
+       "R3 replays the rollout's routes"},
       {"old_log_prob_is_the_rollouts",
        {kActorSection + ".recompute_old_log_prob", kActorSection + ".megatron.alignment",
         kActorSection + ".router_replay.mode", "trainer.one_step_off",
@@ -163,6 +167,10 @@ ConfigRules<PpoConfig> algorithm_rules() {
 
 ConfigRules<PpoConfig> record_rules() {
   return {
+      {"validation_needs_records",
+       {"data.val_files", "trainer.val_only"},
+       [](const PpoConfig& c) { return !c.trainer.val_only || !c.data.val_files.empty(); },
+       "there is nothing to validate on"},
       {"profiled_steps_have_ranks",
        {"global_profiler.steps", kActorSection + ".profiler.enable", "critic.profiler.enable"},
        [](const PpoConfig& c) {
@@ -214,12 +222,6 @@ ConfigRules<PpoConfig> rollout_rules() {
        },
        "without enable_chunked_prefill the longest prompt and answer have to fit into "
        "max_num_batched_tokens"},
-      {"a_draw_has_a_temperature",
-       {kRolloutSection + ".val_kwargs.do_sample", kRolloutSection + ".val_kwargs.temperature"},
-       [](const PpoConfig& c) {
-         return !c.rollout.val_kwargs.do_sample || c.rollout.val_kwargs.temperature > 0;
-       },
-       "tokens are drawn at a temperature above 0"},
   };
 }
 
@@ -339,6 +341,12 @@ ConfigRules<PpoConfig> make_ppo_rules() {
   add_rules(rules, async_rules(), "", itself);
   add_rules(rules, agent_rules(), kRolloutSection,
             [](const PpoConfig& c) -> const AgentSections& { return c.rollout.agents; });
+  add_rules(rules, scale_factor_rules(), kActorSection, [](const PpoConfig& c) {
+    return ScaleFactorView{c.actor.loss_scale_factor.has_value(), c.actor_loss_aggregation()};
+  });
+  add_rules(rules, scale_factor_rules(), "critic", [](const PpoConfig& c) {
+    return ScaleFactorView{c.critic.loss_scale_factor.has_value(), c.critic_loss_aggregation()};
+  });
   add_rules(rules, algorithm_rules(), "", itself);
   add_rules(rules, reward_rules(), "", itself);
   add_rules(rules, record_rules(), "", itself);
@@ -351,7 +359,7 @@ ConfigRules<PpoConfig> make_ppo_rules() {
 
 bool validates(const PpoConfig& c) {
   return !c.data.val_files.empty() &&
-         (c.trainer.run.test_freq > 0 || c.trainer.run.val_before_train);
+         (c.trainer.run.test_freq > 0 || c.trainer.run.val_before_train || c.trainer.val_only);
 }
 
 // Keys of parts that a run may lack. verl has them.
@@ -433,6 +441,7 @@ IneffectiveKeys<PpoConfig> own_keys() {
 IneffectiveKeys<PpoConfig> make_ineffective_in_ppo() {
   auto all = own_keys();
   for (auto& one : keys_of_parts()) all.push_back(std::move(one));
+  for (auto& one : ineffective_in_algorithm()) all.push_back(std::move(one));
   add_ineffective(
       all, ineffective_in_optim(), kActorSection + ".optim",
       [](const PpoConfig& c) -> const auto& { return c.actor.optim; });

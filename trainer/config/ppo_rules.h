@@ -16,7 +16,7 @@ inline const std::string kActorSection = "actor_rollout_ref.actor";
 inline const std::string kRefSection = "actor_rollout_ref.ref";
 inline const std::string kRolloutSection = "actor_rollout_ref.rollout";
 
-// How each role cuts its sequences into micro-batches, and under which keys.
+// The cut of each role's sequences into micro-batches, and the keys that say it.
 struct MicroBatchesOfRole {
   MicroBatchKeys keys{};
   std::function<MicroBatchView(const PpoConfig&)> view{};
@@ -24,6 +24,9 @@ struct MicroBatchesOfRole {
 std::vector<MicroBatchesOfRole> micro_batches_of_roles();
 
 const ConfigRules<PpoConfig>& ppo_rules();
+
+// Keys of estimators, losses and draws that others do not read.
+IneffectiveKeys<PpoConfig> ineffective_in_algorithm();
 
 // Keys that have no effect in some runs. Keys of verl's are notes: its scripts set them beside what
 // switches them off.

@@ -112,10 +112,23 @@ template <>
 inline constexpr auto kChoices<OnMalformed> =
     std::to_array<Named<OnMalformed>>({{"skip", OnMalformed::kSkip}, {"fail", OnMalformed::kFail}});
 
-// How a text that is too long becomes shorter: by its first or its last tokens, or not at all.
-enum class Truncation : std::uint8_t { kError, kLeft, kRight };
+// The tokens that a text which is too long loses: its first or its last ones, or none: an error.
+enum class Truncation : std::uint8_t { kError, kLeft, kRight, kMiddle };
 template <>
-inline constexpr auto kChoices<Truncation> = std::to_array<Named<Truncation>>(
-    {{"error", Truncation::kError}, {"left", Truncation::kLeft}, {"right", Truncation::kRight}});
+inline constexpr auto kChoices<Truncation> =
+    std::to_array<Named<Truncation>>({{"error", Truncation::kError},
+                                      {"left", Truncation::kLeft},
+                                      {"right", Truncation::kRight},
+                                      {"middle", Truncation::kMiddle}});
+
+// Keeps `most` of the values, of which there are more (verl's rl_dataset.py).
+template <typename Values>
+void truncate(Values& values, std::int64_t most, Truncation truncation) {
+  const auto surplus = static_cast<std::int64_t>(values.size()) - most;
+  const auto begin = truncation == Truncation::kLeft     ? 0
+                     : truncation == Truncation::kMiddle ? most / 2
+                                                         : most;
+  values.erase(values.begin() + begin, values.begin() + begin + surplus);
+}
 
 }  // namespace ferry::trainer

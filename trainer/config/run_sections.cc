@@ -38,14 +38,14 @@ models::Recompute EngineConfig::recompute() const {
 
 void list_model(ConfigTable& table, std::string section, std::string help, ModelConfig& c) {
   table.section(std::move(section), std::move(help));
-  table.add("path", c.path, "a checkpoint in any format");
-  table.add("hf_config_path", c.hf_config_path,
-            "a folder with the config.json that a Megatron checkpoint lacks");
+  table.add_path("path", c.path, "a checkpoint in any format");
+  table.add_path("hf_config_path", c.hf_config_path,
+                 "a folder with the config.json that a Megatron checkpoint lacks");
 }
 
 void list_tokenizer(ConfigTable& table, ModelConfig& c) {
-  table.add("tokenizer_path", c.tokenizer_path,
-            "a folder with tokenizer and chat template; empty: hf_config_path, or else path");
+  table.add_path("tokenizer_path", c.tokenizer_path,
+                 "a folder with tokenizer and chat template; empty: hf_config_path, or else path");
 }
 
 void list_mesh(ConfigTable& table, std::string section, std::string help, EngineConfig& c) {
@@ -180,15 +180,16 @@ void list(ConfigTable& table, std::string section, CheckpointSection& c) {
   table.add("resume_mode", c.resume_mode,
             "auto: continue from the newest checkpoint if there is one; disable: begin anew; "
             "resume_path: continue from resume_from_path");
-  table.add("resume_from_path", c.resume_from_path,
-            "the run to continue from, or one of its checkpoints: RUN/iter_0000100 of sft, else "
-            "RUN/actor/iter_0000100");
+  table.add_path(
+      "resume_from_path", c.resume_from_path,
+      "the run to continue from, or one of its checkpoints: RUN/iter_0000100 of sft, else "
+      "RUN/actor/iter_0000100");
 }
 
 void list(ConfigTable& table, std::string section, TrainerConfig& c) {
   table.section(std::move(section), "The run");
-  table.add("default_local_dir", c.default_local_dir,
-            "the folder of the run: checkpoints, metrics, timeline");
+  table.add_path("default_local_dir", c.default_local_dir,
+                 "the folder of the run: checkpoints, metrics, timeline");
   table.add("device", c.device, "one GPU for each rank, or the host");
   table.add("nccl_timeout", c.nccl_timeout, "seconds that ranks wait for another rank",
             at_least(1));
@@ -217,7 +218,7 @@ void list(ConfigTable& table, std::string section, GlobalProfilerConfig& c) {
   table.add("steps", c.steps, "steps that are profiled, counted from 1", at_least(1));
   table.add("profile_continuous_steps", c.profile_continuous_steps,
             "put consecutive steps into one profile");
-  table.add("save_path", c.save_path, "the folder of the profiles");
+  table.add_path("save_path", c.save_path, "the folder of the profiles");
   table.add("discrete", c.discrete, "put each task of a step into a profile of its own");
 }
 

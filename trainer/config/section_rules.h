@@ -30,7 +30,7 @@ struct ProfilerView {
 };
 ConfigRules<ProfilerView> profiler_rules();
 
-// How a role cuts its sequences into micro-batches.
+// The cut of a role's sequences into micro-batches.
 struct MicroBatchView {
   MicroBatchSize size{};
   int context_parallel_size = 1;

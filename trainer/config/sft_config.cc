@@ -11,8 +11,8 @@ namespace {
 
 void list(ConfigTable& table, DataConfig& c) {
   table.section("data", "Records (docs/training/data.md) and how they become batches");
-  table.add("train_files", c.train_files, "files of records: .jsonl, .parquet");
-  table.add("val_files", c.val_files, "files of records for validation: .jsonl, .parquet");
+  table.add_path("train_files", c.train_files, "files of records: .jsonl, .parquet");
+  table.add_path("val_files", c.val_files, "files of records for validation: .jsonl, .parquet");
   table.add("messages_key", c.messages_key, "the column of conversations");
   table.add("prompt_key", c.prompt_key, "the column of prompts, if there are no conversations");
   table.add("response_key", c.response_key,
@@ -31,8 +31,9 @@ void list(ConfigTable& table, DataConfig& c) {
   table.add("malformed_rows", c.malformed_rows,
             "skip: skip and count malformed rows; fail: stop at the first one");
   table.add("max_length", c.max_length, "tokens of a sequence", at_least(1));
-  table.add("truncation", c.truncation,
-            "longer sequences: an error, or lose tokens at the left or right end");
+  table.add(
+      "truncation", c.truncation,
+      "longer sequences: an error, or lose tokens at the left or right end, or in the middle");
   table.add("train_batch_size", c.train_batch_size, "sequences of a step, over all ranks",
             at_least(1));
   table.former("data.global_batch_size", "data.train_batch_size");

@@ -102,6 +102,20 @@ Conversation parse_conversation(const Record& record, const DataConfig& keys) {
   return conversation;
 }
 
+Record selected_tools(const Record& schemas, const Record& tool_selection) {
+  constexpr const char* kColumn = "extra_info.tool_selection";
+  if (schemas.is_null() || tool_selection.is_null()) return schemas;
+  of_type(tool_selection, tool_selection.is_array(), kColumn, "a list of names");
+  if (tool_selection.empty()) return schemas;
+  Record selected = Record::array();
+  for (const auto& name : tool_selection) {
+    of_type(name, name.is_string(), kColumn, "a list of names");
+    for (const auto& schema : schemas)
+      if (schema.at("function").at("name") == name) selected.push_back(schema);
+  }
+  return selected;
+}
+
 PromptExample parse_prompt(const Record& record,
                            const std::string& prompt_key,
                            const std::string& image_key) {
@@ -117,7 +131,8 @@ PromptExample parse_prompt(const Record& record,
   require(truth != nullptr || example.reward_model.style != "rule", ErrorKind::kCorrupt,
           "reward_model.ground_truth: is missing");
   if (truth != nullptr) example.reward_model.ground_truth = *truth;
-  if (const auto* ability = find(record, "ability")) example.ability = text_of(*ability, "ability");
+  if (const auto* ability = find(record, "ability"); ability != nullptr && ability->is_string())
+    example.ability = ability->get<std::string>();
   if (const auto* agent = find(record, "agent_name"))
     example.agent_name = text_of(*agent, "agent_name");
   if (const auto* extra = find(record, "extra_info"))

@@ -37,12 +37,17 @@ struct RewardModel {
 struct PromptExample {
   std::string data_source{};  // which reward function judges it
   Messages prompt{};
-  std::string ability{};     // "" if there is none
+  std::string ability{};     // "" if there is none, or one that is no text
   std::string agent_name{};  // the loop that answers it; "": the default one
   RewardModel reward_model{};
   Record extra_info{};                               // an object, or null
   std::vector<rollout::text::ImageSource> images{};  // of the parts {"type": "image"}
 };
+
+// The `schemas` of tools that a record's extra_info.tool_selection names, in its order: all where
+// it names none. Names that no tool has are passed over (verl's tool_agent_loop.py). Throws
+// Error(kCorrupt) for one that is no list of texts.
+Record selected_tools(const Record& schemas, const Record& tool_selection);
 
 // A prompt is messages, or text: what the user says. Throws Error(kCorrupt) "<column>: ...".
 PromptExample parse_prompt(const Record& record,

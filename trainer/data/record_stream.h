@@ -71,8 +71,8 @@ class RecordStream {
   // The places of the records of the last batch: "train.jsonl: line 17".
   const std::vector<std::string>& places() const { return places_; }
 
-  // How many records of an epoch `parse` makes something of, in the share of this rank of so many:
-  // reads all of it, counts nothing as malformed, and leaves the stream where it is.
+  // Counts the records of an epoch that `parse` makes something of, in this rank's share of so
+  // many: reads all of it, counts nothing as malformed, and leaves the stream where it is.
   template <typename Parse>
   ParsedRows count_parsed(Parse&& parse, int rank, int num_ranks) const {
     ParsedRows rows;

@@ -85,11 +85,17 @@ std::vector<std::int64_t> PromptEncoder::encode_turn(const Messages& messages,
   return {ids.begin() + 1, ids.end()};
 }
 
+nlohmann::ordered_json PromptEncoder::tools_of(const PromptExample& example) const {
+  const auto& extra = example.extra_info;
+  return selected_tools(tools_,
+                        extra.is_object() ? extra.value("tool_selection", Record()) : Record());
+}
+
 EncodedPrompt PromptEncoder::encode(PromptExample example, bool shows_tools) const {
   std::vector<TokenId> ids;
   std::string images;
   if (template_) {
-    auto text = render(example.prompt, shows_tools ? tools_ : nlohmann::ordered_json());
+    auto text = render(example.prompt, shows_tools ? tools_of(example) : nlohmann::ordered_json());
     if (!example.images.empty()) {
       require(images_.has_value(), ErrorKind::kUsage,
               "prompt: has images, and the model's images are not computed");
@@ -125,10 +131,7 @@ EncodedPrompt PromptEncoder::encode(PromptExample example, bool shows_tools) con
           "prompt: {} tokens, more than data.max_prompt_length of {}, and one with images is not "
           "cut",
           tokens.size(), data_.max_prompt_length);
-  if (data_.truncation == Truncation::kLeft)
-    tokens.erase(tokens.begin(), tokens.begin() + surplus);
-  else
-    tokens.resize(static_cast<std::size_t>(data_.max_prompt_length));
+  truncate(tokens, data_.max_prompt_length, data_.truncation);
   return encoded;
 }
 

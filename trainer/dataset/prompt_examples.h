@@ -29,7 +29,8 @@ struct EncodedPrompt {
 class PromptEncoder {
  public:
   // tokenizer.json, the chat template and the image processor of `folder`. Throws Error if there is
-  // no tokenizer. `tools`: the schemas of functions that the template shows to the model, or null.
+  // no tokenizer. `tools`: the schemas of functions that the template shows to the model, those
+  // that a record selects, or null.
   // `config`: of a model that may see.
   PromptEncoder(const std::filesystem::path& folder,
                 const PpoDataConfig& data,
@@ -70,6 +71,7 @@ class PromptEncoder {
   std::vector<std::int64_t> eos_token_ids() const { return eos_token_ids_; }
 
  private:
+  nlohmann::ordered_json tools_of(const PromptExample& example) const;
   std::string render(const Messages& messages, const nlohmann::ordered_json& tools) const;
   // Decoded, unless a prompt before has them, too.
   std::vector<rollout::ProcessedImage> read(const std::string& images) const;

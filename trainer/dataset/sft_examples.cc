@@ -116,15 +116,8 @@ void SftEncoder::truncate(SftExample& example) const {
   if (example.size() <= data_.max_length) return;
   require(data_.truncation != Truncation::kError, ErrorKind::kCorrupt,
           "messages: {} tokens, more than data.max_length of {}", example.size(), data_.max_length);
-  const auto surplus = example.size() - data_.max_length;
-  const auto cut = [&](auto& values) {
-    if (data_.truncation == Truncation::kLeft)
-      values.erase(values.begin(), values.begin() + surplus);
-    else
-      values.resize(static_cast<std::size_t>(data_.max_length));
-  };
-  cut(example.tokens);
-  cut(example.learned);
+  trainer::truncate(example.tokens, data_.max_length, data_.truncation);
+  trainer::truncate(example.learned, data_.max_length, data_.truncation);
 }
 
 SftTensors tensors_of(const SftExample& example) {

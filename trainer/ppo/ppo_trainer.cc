@@ -74,11 +74,8 @@ void PpoTrainer::fit() {
   resume();
   (void)workers_.message_metrics();  // of the start
   workers_.begin_step(step_ + 1);
-  if (step_ == 0 && config_.trainer.run.val_before_train && !config_.data.val_files.empty()) {
-    rollout_->wake(step_);
-    log_->write(step_, rollout_->validate(step_));
-  }
-  while (step_ < total_steps_) {
+  validate_before_train();
+  while (step_ < total_steps_ && !config_.trainer.val_only) {
     train_step();
     // Saves behind its numbers: a run that dies before both are written does the step again.
     if (saves_behind(step_))
@@ -88,6 +85,19 @@ void PpoTrainer::fit() {
   }
   finish_save();
   log_->finish();
+}
+
+// A run that goes on in its own folder has done it when it began.
+void PpoTrainer::validate_before_train() {
+  const auto& run = config_.trainer.run;
+  const bool is_asked = run.val_before_train && !goes_on(start_, run.default_local_dir);
+  if (!config_.trainer.val_only && (!is_asked || config_.data.val_files.empty())) return;
+  rollout_->wake(step_);
+  const auto metrics = rollout_->validate(step_);
+  log_->write(step_, metrics);
+  if (!config_.trainer.val_only) return;
+  for (const auto& [name, value] : metrics)
+    log_->say(fmt::format("validated  step {}: {} {:.6g}", step_, name, value));
 }
 
 void PpoTrainer::train_step() {

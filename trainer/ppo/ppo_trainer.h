@@ -56,6 +56,7 @@ class PpoTrainer {
   void add_old_log_probs(RolloutBatch& batch);
   void learn(const RolloutBatch& batch);
   void report(const RolloutBatch& batch);
+  void validate_before_train();
   void validate();
   void report_run();  // counts of the run so far
 

@@ -18,7 +18,9 @@
 #include "trainer/ppo/batch_samples.h"
 #include "trainer/ppo/ppo_batch.h"
 #include "trainer/ppo/ppo_metrics.h"
+#include "trainer/rewards/reward_score.h"
 #include "trainer/run/training_run.h"
+#include "trainer/workers/reward_manager.h"
 
 namespace ferry::trainer {
 namespace {
@@ -43,6 +45,8 @@ PromptParser prompt_parser(const PromptEncoder& encoder, const PpoConfig& config
     const auto loop = config.rollout.agents.loop_of(example.agent_name);
     require(example.images.empty() || loop != AgentLoopKind::kProgram, ErrorKind::kUsage,
             "prompt: has images, which programs of program_agent do not take");
+    if (scores_by_rule(config.reward, loop))
+      require_rule(example.data_source, example.reward_model.ground_truth);
     return encoder.encode(std::move(example), /*shows_tools=*/loop == AgentLoopKind::kTool);
   };
 }
@@ -113,7 +117,11 @@ RolloutBatch RolloutLoop::rows_of(std::span<const EncodedPrompt> prompts,
 
 RolloutLoop::Answering RolloutLoop::draw(std::int64_t step, std::int64_t first) {
   data_before_.try_emplace(step, stream_.state().dump());
-  const auto prompts = next_prompts(stream_, config_.data.train_batch_size);
+  const auto& data = config_.data;
+  const auto size = config_.algorithm.filter_groups.enable
+                        ? data.gen_batch_size.value_or(data.train_batch_size)
+                        : data.train_batch_size;
+  const auto prompts = next_prompts(stream_, size);
   Answering answering;
   answering.step = step;
   answering.epoch = stream_.cursor().epoch;
@@ -384,9 +392,8 @@ void RolloutLoop::take_up(PendingReader& file) {
 Metrics RolloutLoop::validate(std::int64_t step) {
   auto records = open_records(config_.data, config_.trainer.run, /*training=*/false);
   const auto& kwargs = config_.rollout.val_kwargs;
-  const Sampling sampling{.temperature = kwargs.do_sample ? kwargs.temperature : 0,
-                          .top_k = kwargs.top_k,
-                          .top_p = kwargs.top_p};
+  const Sampling sampling{
+      .temperature = kwargs.temperature, .top_k = kwargs.top_k, .top_p = kwargs.top_p};
   const auto batch_size =
       config_.data.val_batch_size.value_or(static_cast<int>(records.num_records()));
   std::vector<ValidationSample> samples;

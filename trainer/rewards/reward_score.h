@@ -3,6 +3,7 @@
 #pragma once
 
 #include <map>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 
@@ -23,6 +24,11 @@ struct RewardScore {
 RewardScore default_compute_score(std::string_view data_source,
                                   std::string_view solution_str,
                                   std::string_view ground_truth);
+
+// Finds what default_compute_score() would, out of a record alone. Throws Error(kUsage) for data
+// that no rule scores, with what does as a hint; Error(kCorrupt) for a ground truth in JSON that no
+// answer could be: a list, an object, nothing.
+void require_rule(std::string_view data_source, const nlohmann::ordered_json& ground_truth);
 
 // True if the whole answer has a form: "<think>[\s\S]*?</think>\s*<answer>[\s\S]*?</answer>\s*".
 // The syntax is that of rollout/text/regex/regex.h, where a point is anything but the end of a

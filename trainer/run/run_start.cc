@@ -83,14 +83,17 @@ RunStart run_start(const CheckpointSection& checkpoint,
   return start;
 }
 
+bool goes_on(const RunStart& start, const fs::path& folder) {
+  std::error_code error;  // a folder that is not there yet
+  return start.step > 0 && (start.root.empty() || fs::equivalent(start.root, folder, error));
+}
+
 void finish_resumed_save(const RunStart& start,
                          const CheckpointSection& checkpoint,
                          const ModelConfig& model,
                          const fs::path& folder,
                          const RoleFolders& roles) {
-  std::error_code error;  // a folder that is not there yet
-  const bool is_own = start.root.empty() || fs::equivalent(start.root, folder, error);
-  if (start.step == 0 || !is_own) return;
+  if (!goes_on(start, folder)) return;
   for (const auto& role : roles)
     publish_resumed({.root = role_folder(folder, role),
                      .keep_last = kept_of_roles(checkpoint.keep_last.value_or(0), roles.size()),

@@ -58,7 +58,8 @@ struct SftTrainer::Batch {
   std::vector<at::Tensor> labels{}, weights{};     // of each, this rank's part
   std::vector<Partition> sequences{};              // of each, into those of this rank
   VisualInputs visual{};                           // of these
-  std::int64_t learned = 0;                        // of all data parallel ranks
+  std::int64_t learned = 0;                        // tokens of all data parallel ranks
+  std::int64_t unlearned_rows = 0;                 // of these, rows without such a token
   std::vector<std::int64_t> seqlens{};             // of all data parallel ranks
   std::vector<std::int64_t> tokens_of_ranks{};
 
@@ -101,6 +102,7 @@ SftTrainer::~SftTrainer() = default;
 
 void SftTrainer::resume() {
   const auto start = run_start(config_.checkpoint, config_.trainer.default_local_dir, {""});
+  goes_on_ = goes_on(start, config_.trainer.default_local_dir);
   if (start.step == 0) return;
   const auto resumed = start.root.empty() ? engine_.checkpoint().load(start.step)
                                           : engine_.checkpoint_at(start.root).load(start.step);
@@ -146,7 +148,9 @@ SftTrainer::Batch SftTrainer::make_batch(const std::vector<Conversation>& conver
     tokens.push_back(examples.back().tokens);
     scored.push_back(examples.back().weights.ne(0));
     seqlens.push_back(examples.back().tokens.size(0));
-    batch.learned += static_cast<std::int64_t>(examples.back().weights.sum().item<double>());
+    const auto learned = static_cast<std::int64_t>(examples.back().weights.sum().item<double>());
+    batch.learned += learned;
+    if (first + i < num_rows && learned == 0) ++batch.unlearned_rows;
   }
   const auto all = gather_seqlens(mesh_.dp(), seqlens);
   for (const auto& of_rank : all) {
@@ -170,8 +174,10 @@ SftTrainer::Batch SftTrainer::make_batch(const std::vector<Conversation>& conver
     batch.labels.push_back(batch.parts[i].local(at::cat(labels)));
     batch.weights.push_back(batch.parts[i].local(at::cat(weights)));
   }
-  batch.learned =
-      static_cast<std::int64_t>(sum_over(mesh_.dp(), {static_cast<double>(batch.learned)}).front());
+  const auto sums = sum_over(
+      mesh_.dp(), {static_cast<double>(batch.learned), static_cast<double>(batch.unlearned_rows)});
+  batch.learned = static_cast<std::int64_t>(sums[0]);
+  batch.unlearned_rows = static_cast<std::int64_t>(sums[1]);
   return batch;
 }
 
@@ -200,6 +206,21 @@ double SftTrainer::run_batch(const Batch& batch,
       sum_over(mesh_.all(), {mine, engine_.checkpoint().save_has_ended() ? 1.0 : 0.0});
   save_has_ended_ = sums[1] > 0;
   return sums[0];
+}
+
+void SftTrainer::count_unlearned(const Batch& batch) {
+  constexpr std::int64_t kMost = 10;
+  constexpr const char* kWhy = "data.truncation has cut off what the assistant says";
+  const bool learns = batch.learned > 0;
+  steps_without_learning_ = learns ? 0 : steps_without_learning_ + 1;
+  if (!learns) say(fmt::format("step {}: no row has a token to learn; nothing was updated", step_));
+  if (batch.unlearned_rows > 0 && !std::exchange(has_said_unlearned_, true))
+    say(fmt::format(
+        "note       {} rows of step {} have no token to learn (train/unlearned_rows): {}",
+        batch.unlearned_rows, step_, kWhy));
+  require(steps_without_learning_ < std::min(kMost, total_steps_), ErrorKind::kCorrupt,
+          "data.max_length of {}: no row of {} steps in a row has a token to learn: {}",
+          config_.data.max_length, steps_without_learning_, kWhy);
 }
 
 // The parameters are as they were: where the loss already is not finite, once more forward shows
@@ -234,16 +255,22 @@ Metrics SftTrainer::train_step() {
     const auto conversations = next_conversations(stream_);
     batch = make_batch(conversations, stream_.places(), conversations.size());
   });
-  task("forward_backward", [&] {
-    engine_.optimizer().zero_grad();
-    loss = run_batch(batch, false);
-  });
-  task("optimizer", [&] { update = engine_.optimizer_step(); });
+  const bool learns = batch.learned > 0;
+  if (learns) {
+    task("forward_backward", [&] {
+      engine_.optimizer().zero_grad();
+      loss = run_batch(batch, false);
+    });
+    task("optimizer", [&] { update = engine_.optimizer_step(); });
+  }
   profiler_.end_step(step_ + 1);
   engine_.scheduler().step(1);
   ++step_;
-  if (!update.update_successful) say_not_finite(batch, loss, update);
-  not_finite_.add(update.not_finite, engine_.optimizer().loss_scale() != 1);
+  count_unlearned(batch);
+  if (learns) {
+    if (!update.update_successful) say_not_finite(batch, loss, update);
+    not_finite_.add(update.not_finite, engine_.optimizer().loss_scale() != 1);
+  }
   const auto memory = peak_memory(mesh_.all(), device);
   const auto timing = record_->timeline().end_step();
   Metrics metrics = performance_metrics({.seconds = steady_time() - started,
@@ -253,17 +280,20 @@ Metrics SftTrainer::train_step() {
                                          .max_memory_reserved = memory.reserved,
                                          .cpu_memory_used = host_memory_used(),
                                          .timing = timing});
-  if (gpu_)
+  if (gpu_ && learns)
     metrics["train/mfu"] =
         models::training_flops(engine_.config(), batch.seqlens) /
         ((timing.at("forward_backward") + timing.at("optimizer")) * gpu_->flops * world_.size());
   metrics.merge(seqlen_metrics(batch.tokens_of_ranks));
-  metrics.insert(engine_.balance_metrics().begin(), engine_.balance_metrics().end());
-  metrics["train/loss"] = loss;
-  metrics["train/grad_norm"] = update.grad_norm;
+  if (learns) {
+    metrics.insert(engine_.balance_metrics().begin(), engine_.balance_metrics().end());
+    metrics["train/loss"] = loss;
+    metrics["train/grad_norm"] = update.grad_norm;
+  }
   metrics["train/lr"] = rates.lr;
+  metrics["train/unlearned_rows"] = static_cast<double>(batch.unlearned_rows);
   metrics["train/global_tokens"] = static_cast<double>(batch.tokens());
-  metrics["train/skipped"] = static_cast<double>(update.skipped);
+  metrics["train/skipped"] = static_cast<double>(engine_.optimizer().num_skipped());
   if (engine_.optimizer().config().loss_scale)
     metrics["train/loss_scale"] = engine_.optimizer().loss_scale();
   metrics["train/malformed_rows"] = static_cast<double>(stream_.malformed().count);
@@ -325,7 +355,8 @@ bool SftTrainer::is_due(int frequency, bool also_at_last) const {
 }
 
 void SftTrainer::run() {
-  if (config_.trainer.val_before_train && step_ == 0) record_->write(step_, validate());
+  // A run that goes on in its own folder has done it when it began.
+  if (config_.trainer.val_before_train && !goes_on_) record_->write(step_, validate());
   expect_memory();
   while (step_ < total_steps_) {
     auto metrics = train_step();

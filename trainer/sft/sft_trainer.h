@@ -58,6 +58,9 @@ class SftTrainer {
                    std::size_t num_rows) const;
   // The mean loss of the global batch's learned tokens.
   double run_batch(const Batch& batch, bool forward_only, const models::Observer& observe = {});
+  // Says once that rows have no token to learn. Throws Error(kCorrupt) where that is so of all rows
+  // of too many steps in a row, or of the run.
+  void count_unlearned(const Batch& batch);
   void say_not_finite(const Batch& batch, double loss, const StepReport& update);
   void expect_memory() const;  // before the first step
   // True behind every `frequency` steps, and behind the last if that is `also_at_last`.
@@ -84,6 +87,9 @@ class SftTrainer {
   const models::ParallelState& mesh_;
   std::unique_ptr<rollout::VisionEncoder> vision_;  // null where no images are read
   std::int64_t step_ = 0;
+  bool goes_on_ = false;                     // from a checkpoint of its own
+  std::int64_t steps_without_learning_ = 0;  // in a row
+  bool has_said_unlearned_ = false;
   NotFiniteSteps not_finite_;
   bool save_has_ended_ = false;  // in the background, on some rank
   std::unique_ptr<RunRecord> record_;

@@ -26,7 +26,7 @@
 
 namespace ferry::trainer {
 
-// How tokens are drawn, and what is returned beside them.
+// The way in which tokens are drawn, and what is returned beside them.
 struct Sampling {
   double temperature = 1;
   std::int64_t top_k = -1;

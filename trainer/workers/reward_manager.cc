@@ -55,10 +55,13 @@ std::int64_t RewardManager::num_restarts() const {
   return command_ ? command_->num_restarts() : 0;
 }
 
-// An environment and a program need no rule.
+bool scores_by_rule(const RewardConfig& reward, AgentLoopKind loop) {
+  return reward.command.empty() && !reward.enable && loop != AgentLoopKind::kEnv &&
+         loop != AgentLoopKind::kProgram;
+}
+
 bool RewardManager::judges(AgentLoopKind loop) const {
-  return !config_.reward.command.empty() ||
-         (!config_.reward.enable && loop != AgentLoopKind::kEnv && loop != AgentLoopKind::kProgram);
+  return !config_.reward.command.empty() || scores_by_rule(config_.reward, loop);
 }
 
 void RewardManager::describe(RewardRequest& request,

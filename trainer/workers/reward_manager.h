@@ -25,6 +25,9 @@
 
 namespace ferry::trainer {
 
+// True if the rule of its data_source scores an answer: an environment and a program need none.
+bool scores_by_rule(const RewardConfig& reward, AgentLoopKind loop);
+
 class RewardManager {
  public:
   // The encoder outlives this.

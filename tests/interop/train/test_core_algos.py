@@ -103,6 +103,15 @@ def test_advantages_of_outcomes(name, holes, generator):
     advantages_agree(name, inputs, {}, theirs)
 
 
+@pytest.mark.parametrize("name", ["grpo_vectorized", "rloo_vectorized"])
+def test_advantages_of_other_names(name, generator):
+    """verl's rloo_vectorized gives a group of one nothing, where rloo keeps its reward: a run of rloo has none."""
+    inputs = outcomes(generator, holes=True)
+    if name == "rloo_vectorized": inputs["index"] = [min(group, 4) for group in inputs["index"]]
+    theirs = core_algos.get_adv_estimator_fn(name)(**inputs, config=Config())
+    advantages_agree(name, inputs, {}, theirs)
+
+
 @pytest.mark.parametrize("name", ["grpo", "grpo_passk"])
 @pytest.mark.parametrize("norm", [True, False])
 @pytest.mark.parametrize("holes", [False, True])

@@ -387,6 +387,35 @@ def test_validation_draws_several_answers(world, work):
     assert samples(work / "run", 1, "validations") != samples(work / "run", 2, "validations")
 
 
+def test_validation_alone_is_of_the_model_or_a_checkpoint(world, work):
+    """Temperature says how answers are drawn, do_sample nothing. A run that goes on from another one's checkpoint validates first, too."""
+    write_prompts(work / "val.jsonl", 3)
+    val = f"{ROLLOUT}.val_kwargs"
+    more = {"data.val_files": [str(work / "val.jsonl")], f"{val}.n": 4, f"{val}.temperature": 1.0}
+    of_model = train(world, work / "model", **more, **{"trainer.val_only": True})
+    assert list(of_model) == [0] and not (work / "model/actor").exists()
+    assert len({row["output"] for row in samples(work / "model", 0, "validations")[:4]}) > 1
+    train(world, work / "run", **SAVING)
+    behind = {"checkpoint.resume_mode": "resume_path", "checkpoint.resume_from_path": str(work / "run/actor/iter_0000001")}
+    of_step = train(world, work / "step", **more, **behind, **{"trainer.val_only": True})
+    assert list(of_step) == [1] and of_step != of_model
+    first = train(world, work / "on", **more, **behind, **{"trainer.val_before_train": True})
+    assert list(first) == [1, 2]
+    assert {name: first[1][name] for name in of_step[1]} == of_step[1]
+
+
+def test_groups_are_generated_as_many_as_are_asked_for(world, work):
+    filtered = {"algorithm.filter_groups.enable": True, "algorithm.filter_groups.max_num_gen_batches": 0, "trainer.total_training_steps": 1}
+    assert train(world, work / "few", **filtered, **{"data.gen_batch_size": 1})[1]["train/num_gen_batches"] >= PROMPTS
+    assert train(world, work / "many", **filtered, **{"data.gen_batch_size": 3 * PROMPTS})[1]["train/num_gen_batches"] == 1
+
+
+def test_records_that_nothing_scores_end_the_run_before_it_generates(world, work):
+    (status, said), = finish(start_training(1, "grpo", settings(world, work / "run", **{"reward_model.command": None})))
+    assert status == 2 and "no rule scores data_source counting" in said and "reward_model.command" in said, said
+    assert not (work / "run/rollouts").exists() or not any((work / "run/rollouts").iterdir())
+
+
 def test_rows_that_are_malformed_or_too_long(world, work):
     long = {"data_source": "counting", "prompt": [{"role": "user", "content": "one " * 60}], "reward_model": {"style": "rule", "ground_truth": "x"}}
     write_prompts(work / "good.jsonl", 8)

@@ -149,6 +149,22 @@ def test_a_resumed_run_goes_on_to_the_byte(background, world, tmp_path):
     run_ok("verify", run, tmp_path / "whole")
 
 
+def test_rows_without_a_token_to_learn_are_counted_and_teach_nothing(world, tmp_path):
+    """Cut off before the answer: one row of the first step, all of the second."""
+    long = {"messages": [{"role": "user", "content": "one " * 90}, {"role": "assistant", "content": "two"}]}
+    rows = conversations()
+    write_rows(tmp_path / "train.jsonl", rows[:3] + [long] * 5 + rows[3:7])
+    more = {"data.train_files": [str(tmp_path / "train.jsonl")], "data.truncation": "right", "trainer.total_training_steps": 3}
+    (status, said), = finish(start_ranks(1, settings(world, tmp_path / "run", **more)))
+    assert status == 0 and "1 rows of step 1 have no token to learn" in said and "step 2: no row has a token to learn" in said, said
+    steps = [line["data"] for line in map(json.loads, (tmp_path / "run/metrics.jsonl").read_text().splitlines())]
+    assert [step["train/unlearned_rows"] for step in steps] == [1, 4, 0]
+    assert "train/loss" not in steps[1] and "train/grad_norm" not in steps[1] and steps[2]["train/loss"] > 0
+    write_rows(tmp_path / "train.jsonl", [long] * 8)
+    (status, said), = finish(start_ranks(1, settings(world, tmp_path / "none", **more | {"trainer.total_training_steps": 2})))
+    assert status == 2 and "no row of 2 steps in a row has a token to learn" in said, said
+
+
 def test_float16_finds_the_scale_of_its_loss_and_resumes(world, tmp_path):
     """The scale falls until gradients are finite, in more steps than a run may else have without, and the loss with it. A run that was cut on the way down,
     and one behind it, go on to the same bytes."""

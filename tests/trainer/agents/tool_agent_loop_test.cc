@@ -20,6 +20,8 @@ class ToolAgentLoopTest : public testing::Test {
   static ToolAgentLoop loop(int max_parallel_calls) {
     Tools tools;
     tools.names = {"add", "find"};
+    for (const auto& name : tools.names)
+      tools.schemas.push_back({{"type", "function"}, {"function", {{"name", name}}}});
     tools.program_of = {0, 1};
     tools.programs.resize(2);
     return {tools, MultiTurnSection{.max_parallel_calls = max_parallel_calls,
@@ -56,6 +58,27 @@ TEST_F(ToolAgentLoopTest, CallsAreQuestionsToTheirPrograms) {
 TEST_F(ToolAgentLoopTest, AToolThatIsNoneIsAnsweredAtOnce) {
   const auto asked = loop_.turn_is_over(session_, call("rm", "{}"));
   EXPECT_EQ(asked.at(0).known, json({{"error", "there is no such tool, but: add, find"}}));
+}
+
+TEST_F(ToolAgentLoopTest, ToolsThatARecordSelectsAreTheOnlyOnes) {
+  session_.task = {{"extra_info", {{"tool_selection", {"find", "none"}}}}};
+  const auto shown = loop_.tools(session_);
+  ASSERT_EQ(shown.size(), 1U);
+  EXPECT_EQ(shown[0].at("function").at("name"), "find");
+  const auto asked = loop_.turn_is_over(session_, call("add", "{}") + call("find", "{}"));
+  EXPECT_EQ(asked.at(0).known, json({{"error", "there is no such tool, but: find"}}));
+  EXPECT_FALSE(asked.at(1).known);
+  session_.task["extra_info"]["tool_selection"] = json::array();
+  EXPECT_EQ(loop_.tools(session_).size(), 2U);
+}
+
+TEST_F(ToolAgentLoopTest, AToolIsToldWhatTheRecordHasForItAndTheJournalIsNot) {
+  const json kwargs{{"create_kwargs", {{"ground_truth", "4"}}}};
+  session_.task = {{"extra_info", {{"tools_kwargs", {{"add", kwargs}, {"find", nullptr}}}}}};
+  const auto asked = loop_.turn_is_over(session_, call("add", "{}") + call("find", "{}"));
+  EXPECT_EQ(asked.at(0).details, json({{"tools_kwargs", kwargs}}));
+  EXPECT_FALSE(asked.at(0).body.contains("tools_kwargs"));
+  EXPECT_TRUE(asked.at(1).details.is_null());
 }
 
 TEST_F(ToolAgentLoopTest, AnIntegerThatNoProgramWouldGetAsItIsIsAnErrorOfTheTool) {

@@ -28,6 +28,15 @@ TEST(Tools, OneProgramMayBeSeveral) {
   EXPECT_EQ(tools.schemas.size(), 3U);
 }
 
+TEST(Tools, AreNoClassesOfPython) {
+  const support::TempDir dir;
+  EXPECT_TRUE(support::fails(ErrorKind::kCorrupt, {"no class of Python", "docs/training/agents.md"},
+                             [&] { read(R"({"class_name": "a.B", "tool_schema": {}})"); }));
+  distckpt::write_text(dir / "tools.yaml", "tools:\n  - class_name: a.B\n");
+  EXPECT_TRUE(support::fails(ErrorKind::kCorrupt, {"in JSON", "docs/training/agents.md"},
+                             [&] { read_tools(dir / "tools.yaml"); }));
+}
+
 TEST(Tools, MayHaveMoreTimeThanAClockCounts) {
   auto slow = tool("add", "a");
   slow.insert(1, R"("timeout": 1e30, )");

@@ -53,6 +53,13 @@ TEST(Overrides, TakeTextWithoutQuotes) {
   EXPECT_EQ(value("a=\"3\""), ConfigValue{std::string("3")});
   EXPECT_EQ(value("a=3"), ConfigValue{std::int64_t{3}});
   EXPECT_EQ(value("a=true"), ConfigValue{true});
+  EXPECT_EQ(value("a=True"), ConfigValue{true});
+  EXPECT_EQ(value("a=False"), ConfigValue{false});
+  EXPECT_EQ(value("a=\"True\""), ConfigValue{std::string("True")});
+  EXPECT_EQ(value("a=1_000_000"), ConfigValue{std::int64_t{1000000}});
+  EXPECT_EQ(value("a=0.5_2"), ConfigValue{std::string("0.5_2")});
+  EXPECT_EQ(value("a=[1_2, 3]"),
+            (ConfigValue{ConfigValue::List{{std::string("1_2")}, {std::int64_t{3}}}}));
   EXPECT_EQ(to_toml(value("a={ y.z = 2, x = [1], \"b c\" = {} }")),
             "{\"b c\" = {}, x = [1], y = {z = 2}}");
   EXPECT_TRUE(std::holds_alternative<ConfigNull>(parse_override("a=null").value));
@@ -88,6 +95,13 @@ TEST_F(TomlFile, NamesTheLineOfEachKey) {
   EXPECT_TRUE(std::holds_alternative<ConfigNull>(entries[1].value));
   EXPECT_EQ(entries[2].key, "empty");
   EXPECT_TRUE(std::holds_alternative<std::monostate>(entries[2].value));
+}
+
+TEST_F(TomlFile, TakesANumberForTextWhoseBarsAreNotBetweenThousands) {
+  const auto entries = read("[a]\nx = 0.5_2  # two\ny = 1_000.5\n'ä' = [7, 5_0.5]\n");
+  ASSERT_EQ(entries.size(), 3U);
+  EXPECT_EQ(std::get<ConfigValue>(entries[0].value), ConfigValue{std::string("0.5_2")});
+  EXPECT_EQ(std::get<ConfigValue>(entries[1].value), ConfigValue{1000.5});
 }
 
 TEST_F(TomlFile, NamesTheLineThatIsWrong) {

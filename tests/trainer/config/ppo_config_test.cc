@@ -90,7 +90,7 @@ TEST(PpoConfig, GivesRolesTheKeysOfTheActorsEngineThatTheyLeaveOut) {
   EXPECT_EQ(config.critic.megatron, expected);
 }
 
-// And not what belongs to a decision of the actor's that is none of the role's.
+// A role does not take what belongs to a decision of the actor's that is none of its own.
 TEST(PpoConfig, GivesRolesNothingOfTheActorsThatMeansNothingThere) {
   const Overrides actor{kActor + ".megatron.pipeline_model_parallel_size=2",
                         kActor + ".megatron.pipeline_model_parallel_layout=Et|tL",
@@ -200,14 +200,48 @@ TEST(PpoConfig, RefusesCriteriaAndThresholdsOfRejectionThatMeanNothing) {
                     [&] { (void)load({kCorrection + "rollout_rs=seq_max_k2, token_k9"}); }));
   EXPECT_TRUE(fails(ErrorKind::kUsage, {"did you mean seq_max_k2?"},
                     [&] { (void)load({kCorrection + "rollout_rs=seq_max_k1"}); }));
-  for (const char* text : {"two", "5_0.5", "0", "-1", "1_2_3", "0.5", "10.0", "_2", "inf", "\"\""})
-    EXPECT_TRUE(fails(ErrorKind::kUsage,
-                      {"rollout_is_threshold: ", "a number from 1 to below 10, or text"},
+  for (const char* text : {"two", "5_0.5", "0", "-1", "1_2_3", "_2", "inf", "\"\""})
+    EXPECT_TRUE(fails(ErrorKind::kUsage, {"rollout_is_threshold: ", "a positive number, or text"},
                       [&] { (void)load({kCorrection + "rollout_is_threshold=" + text}); }))
         << text;
-  // TOML takes it for 0.52.
-  EXPECT_TRUE(fails(ErrorKind::kUsage, {"rollout_rs_threshold: is 0.52, a list, each a number"},
-                    [&] { (void)load({kCorrection + "rollout_rs_threshold=0.5_2"}); }));
+}
+
+TEST(PpoConfig, TakesAnyPositiveThresholdWithoutQuotes) {
+  const auto bounds = [](const std::string& text) {
+    return load({kCorrection + "rollout_is_threshold=" + text})
+        .algorithm.rollout_correction.rollout_is_threshold;
+  };
+  EXPECT_EQ(bounds("10.0"), ThresholdBounds{.upper = 10});
+  EXPECT_EQ(bounds("20"), ThresholdBounds{.upper = 20});
+  EXPECT_EQ(bounds("0.5"), ThresholdBounds{.upper = 0.5});
+  // TOML would take them for 0.52 and 25.
+  EXPECT_EQ(bounds("0.5_2"), (ThresholdBounds{.lower = 0.5, .upper = 2}));
+  EXPECT_EQ(bounds("2_5"), (ThresholdBounds{.lower = 2, .upper = 5}));
+}
+
+TEST(PpoConfig, TakesWhatVerlsScriptsWrite) {
+  const auto config = load({"data.filter_overlong_prompts=True", "data.shuffle=False",
+                            "actor_rollout_ref.actor.entropy_coeff=-0.01",
+                            "actor_rollout_ref.actor.recompute_old_log_prob=True",
+                            "data.apply_chat_template_kwargs.enable_thinking=False",
+                            "algorithm.adv_estimator=grpo_vectorized", "data.truncation=middle",
+                            "actor_rollout_ref.rollout.n=2"});
+  EXPECT_TRUE(config.data.filter_overlong_prompts);
+  EXPECT_FALSE(config.data.shuffle);
+  EXPECT_EQ(config.actor.entropy_coeff, -0.01);
+  EXPECT_EQ(config.actor.recompute_old_log_prob, RecomputeOldLogProb::kTrue);
+  EXPECT_EQ(config.data.apply_chat_template_kwargs.at("enable_thinking"), ConfigValue{false});
+  EXPECT_EQ(config.algorithm.adv_estimator, AdvantageEstimator::kGrpo);
+  EXPECT_EQ(config.data.truncation, Truncation::kMiddle);
+}
+
+TEST(PpoConfig, FindsPathsBelowTheFolderOfTheUser) {
+  const std::string home = std::getenv("HOME");  // NOLINT(concurrency-mt-unsafe)
+  const auto config = load({"data.train_files=[\"~/a.parquet\", \"b~/c\"]",
+                            "actor_rollout_ref.model.path=~/model", "data.prompt_key=~/x"});
+  EXPECT_EQ(config.data.train_files, (std::vector{home + "/a.parquet", std::string("b~/c")}));
+  EXPECT_EQ(config.model.path, home + "/model");
+  EXPECT_EQ(config.data.prompt_key, "~/x");
 }
 
 TEST(PpoConfig, PrintsTomlThatReadsBackToTheSame) {
@@ -242,7 +276,27 @@ TEST(PpoConfig, SuggestsTheKeyThatAPeersNameIsNear) {
       {"actor_rollout_ref.actor.kl_loss_type=low_var_k", "did you mean low_var_kl?"},
       {"algorithm.rollout_correction.rollout_is=tokens", "one of \"\", token, sequence"},
       {"actor_rollout_ref.rollout.top_p=0", "above 0 to 1"},
+      {"algorithm.adv_estimator=gdpo", "not implemented"},
+      {"actor_rollout_ref.actor.policy_loss.loss_mode=dppo_tv", "not implemented"},
+      {"actor_rollout_ref.actor.ppo_micro_batch_size=8", "actor.ppo_micro_batch_size_per_gpu"},
+      {"actor_rollout_ref.rollout.multi_turn.enable=True",
+       "actor_rollout_ref.rollout.agent.default_agent_loop: tool_agent"},
+      {"actor_rollout_ref.rollout.mode=async", "answers always come one by one"},
+      {"actor_rollout_ref.rollout.enable_rollout_routing_replay=True",
+       "actor_rollout_ref.actor.router_replay.mode: R3"},
+      {"actor_rollout_ref.rollout.agent.num_workers=8", "runs its own sessions"},
+      {"critic.model.enable_gradient_checkpointing=True", "critic.megatron.recompute_granularity"},
+      {"data.reward_fn_key=data_source", "the column is data_source"},
+      {"trainer.log_val_generations=10", "trainer.log_samples"},
   };
+  const std::string_view without = "there is no such key";
+  for (const auto* key : {"critic.enable", "actor_rollout_ref.model.use_shm",
+                          "data.validation_shuffle", "actor_rollout_ref.rollout.layered_summon"}) {
+    EXPECT_TRUE(fails(ErrorKind::kUsage, {without}, [&] { load({key + std::string("=1")}); }));
+    EXPECT_FALSE(fails(ErrorKind::kUsage, {"did you mean"}, [&] {
+      load({key + std::string("=1")});
+    })) << key;
+  }
   for (const auto& one : near)
     EXPECT_TRUE(fails(ErrorKind::kUsage, {one.second}, [&] { load({one.first}); })) << one.first;
 }

@@ -106,9 +106,6 @@ std::vector<Broken> broken_of_the_run() {
       {"a_sequence_is_read_in_one_pass",
        kRollout + ".enable_chunked_prefill",
        {kRollout + ".enable_chunked_prefill=false", kRollout + ".max_num_batched_tokens=1023"}},
-      {"a_draw_has_a_temperature",
-       kRollout + ".val_kwargs.do_sample",
-       {kRollout + ".val_kwargs.do_sample=true"}},
       {"async_training_needs_ranks_of_its_own",
        "trainer.one_step_off",
        {"trainer.one_step_off=true", kActor + ".ranks=[0, 1]"}},
@@ -176,7 +173,6 @@ std::vector<Broken> broken_of_the_run() {
        {kActor + ".ranks=[0]", "critic.ranks=[0]", kRollout + ".ranks=[1]",
         "async_training.staleness_threshold=2", "async_training.partial_rollout=true",
         "data.gen_batch_size=2049"}},
-      {"more_prompts_than_a_step_takes", "data.gen_batch_size", {"data.gen_batch_size=2048"}},
       {"replicas_of_the_host_have_no_devices",
        "trainer.device",
        {kRollout + ".replicas.num=1", kRollout + ".replicas.devices=[1]", "trainer.device=cpu"}},
@@ -195,6 +191,7 @@ std::vector<Broken> broken_of_the_run() {
        {"checkpoint.save_freq=5", "checkpoint.keep_every=100"}},
       {"resume_path_has_a_path", "checkpoint.resume_mode", {"checkpoint.resume_mode=resume_path"}},
       {"validation_needs_records", "data.val_files", {"trainer.val_before_train=true"}},
+      {"validation_needs_records", "trainer.val_only", {"trainer.val_only=true"}},
       {"discrete_profiles_do_not_continue",
        "global_profiler.discrete",
        {"global_profiler.discrete=true", "global_profiler.profile_continuous_steps=true"}},
@@ -353,6 +350,46 @@ TEST(PpoRules, NoteWhatHasNoEffect) {
                      "grpo")
                 .size(),
             0U);
+}
+
+// Keys that the estimator, the loss or the draw does not read, beside one that does.
+TEST(PpoRules, NoteKeysOfOtherAlgorithms) {
+  const auto loss = kActor + ".policy_loss.";
+  const auto mode = [&](const std::string& name) { return loss + "loss_mode=" + name; };
+  const auto estimator = [](const std::string& name) { return "algorithm.adv_estimator=" + name; };
+  const auto val = kRollout + ".val_kwargs.";
+  const std::vector<std::pair<std::string, std::pair<std::string, std::string>>> cases{
+      {"algorithm.lam=0.9", {estimator("reinforce_plus_plus"), estimator("gae")}},
+      {"algorithm.gamma=0.9", {estimator("grpo"), estimator("reinforce_plus_plus")}},
+      {"algorithm.norm_adv_by_std_in_grpo=False", {estimator("rloo"), estimator("grpo")}},
+      {"algorithm.gigpo.step_advantage_w=2", {estimator("grpo"), estimator("gigpo")}},
+      {kActor + ".clip_ratio=0.3", {mode("gpg"), mode("gspo")}},
+      {kActor + ".clip_ratio_high=0.3", {mode("sapo"), mode("geo_mean")}},
+      {kActor + ".clip_ratio_c=10", {mode("gspo"), mode("vanilla")}},
+      {loss + "clip_cov_ratio=0.1", {mode("vanilla"), mode("clip_cov")}},
+      {loss + "ppo_kl_coef=0.5", {mode("clip_cov"), mode("kl_cov")}},
+      {kActor + ".tau_pos=2", {mode("vanilla"), mode("sapo")}},
+      {kActor + ".data_loader_seed=1", {kActor + ".shuffle=false", kActor + ".shuffle=true"}},
+      {"data.gen_batch_size=8",
+       {"algorithm.filter_groups.enable=false", "algorithm.filter_groups.enable=true"}},
+      {val + "top_p=0.9", {val + "temperature=0", val + "temperature=1.0"}},
+      {val + "do_sample=true", {val + "temperature=0", val + "temperature=1.0"}},
+  };
+  const Overrides validates{"data.val_files=v", "trainer.test_freq=1"};
+  for (const auto& [set, others] : cases) {
+    auto lacks = validates, has = validates;
+    lacks.insert(lacks.end(), {set, others.first});
+    has.insert(has.end(), {set, others.second});
+    const auto notes = notes_of(lacks, "grpo");
+    ASSERT_EQ(notes.size(), 1U) << set;
+    EXPECT_TRUE(notes[0].starts_with("note       " + set.substr(0, set.find('=')) + ": no effect"));
+    EXPECT_TRUE(notes_of(has, "grpo").empty()) << set;
+  }
+  EXPECT_EQ(notes_of({kActor + ".clip_ratio=0.3", kActor + ".clip_ratio_low=0.2",
+                      kActor + ".clip_ratio_high=0.28"},
+                     "grpo")
+                .size(),
+            1U);
 }
 
 TEST(PpoRules, TakeWhatIsNoContradiction) {

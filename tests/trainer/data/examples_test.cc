@@ -97,6 +97,12 @@ TEST(Prompt, MayBeText) {
       fails(ErrorKind::kCorrupt, {"prompt: is a JSON number"}, [&] { parse_prompt(record); }));
 }
 
+TEST(Prompt, PassesOverAnAbilityThatIsNoText) {
+  auto record = Record::parse(kGsm8k);
+  record["ability"] = {"math", 1};
+  EXPECT_EQ(parse_prompt(record).ability, "");
+}
+
 TEST(Prompt, NeedsNoAbilityNoExtraInfoAndNoTruthForAModel) {
   const auto found = prompt(
       R"({"data_source": "a", "prompt": [{"role": "user", "content": ""}], "extra_info": null, "reward_model": {"style": "model"}})");

@@ -64,6 +64,27 @@ TEST(PromptEncoder, CutsTheSideThatItIsToldTo) {
   };
   EXPECT_EQ(cut(Truncation::kLeft), "hi<s>a");
   EXPECT_EQ(cut(Truncation::kRight), "uhi<s>");
+  EXPECT_EQ(cut(Truncation::kMiddle), "uh<s>a");
+}
+
+TEST(PromptEncoder, ShowsTheToolsThatARecordSelects) {
+  const ByteFolder folder(
+      "{% for tool in tools %}[{{ tool.function.name }}]{% endfor %}"
+      "{% for message in messages %}{{ message.content }}{% endfor %}");
+  const auto tools = nlohmann::ordered_json::parse(
+      R"([{"function": {"name": "a"}}, {"function": {"name": "b"}}, {"function": {"name": "c"}}])");
+  const PromptEncoder encoder(folder.path(), {}, tools);
+  const auto shown = [&](const char* extra_info) {
+    auto one = example(kHi);
+    one.extra_info = Record::parse(extra_info);
+    return text_of(encoder, encoder.encode(one).tokens);
+  };
+  EXPECT_EQ(shown("null"), "[a][b][c]hi");
+  EXPECT_EQ(shown(R"({"tool_selection": ["c", "a", "none"]})"), "[c][a]hi");
+  EXPECT_EQ(shown(R"({"tool_selection": []})"), "[a][b][c]hi");
+  EXPECT_EQ(shown(R"({"tool_selection": ["none"]})"), "hi");
+  EXPECT_TRUE(fails(ErrorKind::kCorrupt, {"extra_info.tool_selection: is a JSON string"},
+                    [&] { shown(R"({"tool_selection": "a"})"); }));
 }
 
 constexpr auto* kTurns = R"([{"role": "user", "content": "hi"},

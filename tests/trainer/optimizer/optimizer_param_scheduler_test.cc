@@ -22,7 +22,7 @@ Config config_of(LrDecayStyle style) {
           .wsd_decay_steps = 20};
 }
 
-// At these steps; tests/interop/test_optimizer.py asks Megatron-Core itself about many more.
+// At these steps; tests/interop/train/test_trainer.py asks Megatron-Core itself about many more.
 const std::vector<std::int64_t> kSteps{0, 5, 10, 11, 55, 90, 100, 101};
 
 void expect_rates(const Config& config, const std::vector<double>& expected) {

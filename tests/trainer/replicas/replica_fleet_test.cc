@@ -152,7 +152,7 @@ TEST_F(ReplicaFleetTest, GivesWeightsAndSessions) {
   const auto other = tiny_model(mesh_, 2);
   read_weights(weights.at("weights"), replica.take_file(), *other);  // compares digests
   replica.send({{"has weights", weights.at("step")}});
-  EXPECT_EQ(params_of(packet_for(replica).at("run")).top_k, 5);
+  EXPECT_EQ(packet_for(replica).at("run").at("top_k"), 5);
   finish();
   EXPECT_EQ(events("joined").at(0).at("pid"), 4711);
   EXPECT_EQ(events("joined").at(0).at("step"), 8);

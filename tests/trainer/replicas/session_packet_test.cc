@@ -106,20 +106,5 @@ TEST(SessionPacket, NeedsMembersOfTheirKind) {
   }
 }
 
-TEST(SessionPacket, BringsTheParametersOfDraws) {
-  const rollout::SamplingParams params{.temperature = 0.7,
-                                       .top_k = 12,
-                                       .top_p = 0.95,
-                                       .ignore_eos = true,
-                                       .return_entropy = true,
-                                       .return_sampling_mask = true};
-  const auto back = params_of(sent(to_packet(params)));
-  EXPECT_EQ(back.temperature, 0.7);
-  EXPECT_EQ(back.top_k, 12);
-  EXPECT_EQ(back.top_p, 0.95);
-  EXPECT_TRUE(back.ignore_eos && back.return_entropy && back.return_sampling_mask);
-  EXPECT_FALSE(params_of(sent(to_packet(rollout::SamplingParams{}))).ignore_eos);
-}
-
 }  // namespace session_packet_test
 }  // namespace ferry::trainer

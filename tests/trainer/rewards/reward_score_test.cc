@@ -43,6 +43,20 @@ TEST(DefaultComputeScore, SendsOtherDataToAProgram) {
                              [] { default_compute_score("poems", "a", "b"); }));
 }
 
+TEST(RequireRule, RefusesARecordThatNoAnswerCouldMatch) {
+  using support::fails;
+  EXPECT_NO_THROW(require_rule("openai/gsm8k", "72"));
+  EXPECT_NO_THROW(require_rule("aime2024", 72));
+  for (const char* truth : {"[\"1\", \"2\"]", "{\"target\": \"a\"}", "null"})
+    EXPECT_TRUE(fails(ErrorKind::kCorrupt, {"ground_truth: is a JSON ", "openai/gsm8k"}, [&] {
+      require_rule("openai/gsm8k", nlohmann::ordered_json::parse(truth));
+    })) << truth;
+  EXPECT_TRUE(fails(ErrorKind::kUsage, {"data_source poems", "reward_model.command"},
+                    [] { require_rule("poems", "a"); }));
+  EXPECT_TRUE(fails(ErrorKind::kUsage, {"data_source apps", "ferry score"},
+                    [] { require_rule("apps", "{}"); }));
+}
+
 TEST(FormatReward, IsForAnAnswerOfTheForm) {
   EXPECT_EQ(FormatReward("<a>[0-9]+</a>", 0.25).compute_score("<a>12</a>"), 0.25);
 }

@@ -71,7 +71,7 @@ TEST(CarriedGroups, AreTakenByTheTimeAtWhichTheyEnd) {
   EXPECT_EQ(outcome.told, (std::vector<std::size_t>{1, 2, 3, 4, 5, 6}));
 }
 
-// Whoever draws first and however fast: the same sessions end, with the same tokens.
+// The same sessions end with the same tokens, whoever draws first and however fast.
 TEST(CarriedGroups, DependOnNoOrderOfDraws) {
   for (const std::int64_t places : {1, 2, 3, 8}) {
     std::size_t turn = 0;

@@ -278,7 +278,7 @@ TEST(WorkerGroup, AnExceptionOnAWorkerEndsTheRunEverywhere) {
         ADD_FAILURE() << "rank 0 has an answer of a rank that failed";
       } catch (const Error& error) {
         ++ended;
-        models::announce_failure(world, error.what());
+        models::announce_failure(world, error);
         if (world.rank() != 1) {
           EXPECT_NE(std::string(error.what()).find("rank 1, which failed: row 1 is bad"),
                     std::string::npos)
@@ -325,7 +325,7 @@ TEST(WorkerGroup, AWorkerThatHangsIsWaitedForNoLongerThanItsTimeout) {
                                  {"the answer to update_actor from rank 1", "rank 1 hangs",
                                   "in update_actor", "trainer.worker_timeout"},
                                  [&] { (void)group.finish(std::move(hanging)); }));
-      models::announce_failure(world, "workers: the answer to update_actor");
+      models::announce_failure(world, Error(ErrorKind::kIo, "workers: the answer to update_actor"));
       ++ended;
     }
   });

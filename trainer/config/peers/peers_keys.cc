@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <iterator>
+
 namespace ferry::trainer {
 namespace {
 
@@ -23,6 +26,10 @@ constexpr std::string_view kAdapters =
     "adapters are not trained; ferry merge puts one into a checkpoint (docs/merging.md)";
 constexpr std::string_view kWhole =
     "a checkpoint has all that a run needs to go on; checkpoint.save_hf adds Hugging Face files";
+constexpr std::string_view kKernels = "kernels are Ferry's own, compiled with it";
+constexpr std::string_view kPerRank = "of all ranks in verl, here of each";
+constexpr std::string_view kMessages = "programs always get the messages of a prompt";
+constexpr std::string_view kEngine = "Ferry's own engine generates";
 constexpr std::string_view kPrograms = "a program scores (docs/training/rewards.md)";
 
 constexpr PeersKey kPeersKeys[] = {
@@ -45,6 +52,9 @@ constexpr PeersKey kPeersKeys[] = {
     {"model.trust_remote_code", "", "no code of a checkpoint's is run"},
     {"model.custom_chat_template", "model.tokenizer_path",
      "a folder with another chat_template.jinja"},
+    {"data.trust_remote_code", "", "no code of a checkpoint's is run"},
+    {"critic.model.enable_gradient_checkpointing", "critic.megatron.recompute_granularity",
+     "full is whole layers"},
     {"model.enable_gradient_checkpointing", "engine.recompute_granularity", "full is whole layers"},
     {"model.enable_gradient_checkpointing", "actor.megatron.recompute_granularity",
      "full is whole layers"},
@@ -78,10 +88,56 @@ constexpr PeersKey kPeersKeys[] = {
     {"trainer.profile_interval", "global_profiler.steps", "each step by its number"},
     {"trainer.default_hdfs_dir", "trainer.default_local_dir",
      "checkpoints are written to a folder, which other programs may copy"},
-    {"rollout.name", "", "Ferry's own engine generates"},
+    {"trainer.log_val_generations", "trainer.log_samples",
+     "all samples of validation are written (trainer.validation_data_dir)"},
+    {"trainer.use_v1", "", "there is one trainer"},
+    {"ppo_micro_batch_size", "ppo_micro_batch_size_per_gpu", kPerRank},
+    {"log_prob_micro_batch_size", "log_prob_micro_batch_size_per_gpu", kPerRank},
+    {"critic.forward_max_token_len_per_gpu", "critic.ppo_max_token_len_per_gpu", ""},
+    {"use_torch_compile", "", kKernels},
+    {"use_fused_kernels", "", kKernels},
+    {"fused_kernel_options*", "", kKernels},
+    {"use_liger", "", kKernels},
+    {"megatron.use_distributed_optimizer", "",
+     "data parallel ranks always share the optimizer's state"},
+    {"use_dist_checkpointing", "", "model.path is a checkpoint in any format"},
+    {"dist_checkpointing_path", "actor_rollout_ref.model.path", "a checkpoint in any format"},
+    {"use_mbridge", "", "checkpoints of Hugging Face are read and written as they are"},
+    {"vanilla_mbridge", "", "checkpoints of Hugging Face are read and written as they are"},
+    {"critic.data_loader_seed", "actor_rollout_ref.actor.data_loader_seed", "the critic's, too"},
+    {"reward_model.rollout*", "",
+     "reward_model.model has a value head: it scores, and writes none"},
+    {"rollout.mode", "", "answers always come one by one, and several turns as their programs say"},
+    {"rollout.load_format", "", "the rollout has the actor's weights from the first step on"},
+    {"rollout.calculate_log_probs", "", "the rollout always says its log-probabilities"},
+    {"rollout.enable_rollout_routing_replay", "actor_rollout_ref.actor.router_replay.mode", "R3"},
+    {"rollout.do_sample", "actor_rollout_ref.rollout.temperature", "answers are always drawn"},
+    {"rollout.dtype", "actor_rollout_ref.actor.megatron.dtype", "the rollout has the actor's"},
+    {"rollout.prompt_length", "data.max_prompt_length", ""},
+    {"rollout.response_length", "data.max_response_length", ""},
+    {"rollout.max_model_len", "", "data.max_prompt_length and data.max_response_length together"},
+    {"rollout.data_parallel_size", "", "ranks that do not share a model are copies of it"},
+    {"rollout.engine_kwargs*", "", kEngine},
+    {"multi_turn.enable", "agent.default_agent_loop", "tool_agent, env_agent or program_agent"},
+    {"multi_turn.function_tool_path", "multi_turn.tool_config_path",
+     "tools are programs, not functions of Python (docs/training/agents.md)"},
+    {"agent.num_workers", "", "each rank of the rollout runs its own sessions"},
+    {"agent.agent_loop_config_path", "agent.program_command",
+     "a loop of one's own is a program (docs/training/agents.md)"},
+    {"data.reward_fn_key", "", "the column is data_source"},
+    {"data.return_raw_chat", "", kMessages},
+    {"data.return_full_prompt", "", kMessages},
+    {"data.filter_overlong_prompts_workers", "", kReaders},
+    {"data.tool_config_path", "actor_rollout_ref.rollout.multi_turn.tool_config_path", ""},
+    {"ray_kwargs*", "", kLauncher},
+    {"rollout.name", "", kEngine},
     {"custom_reward_function*", "reward_model.command", kPrograms},
     {"reward_model.reward_manager", "reward_model.command", kPrograms},
 };
+
+// Estimators and losses of verl's that are not implemented.
+constexpr std::string_view kPeersValues[] = {
+    "gdpo", "optimal_token_baseline", "tir_optimal_token_baseline", "dppo_tv", "dppo_kl", "dro"};
 
 // The place of `name` in a key, behind a dot or at its beginning; npos: it is not there.
 std::size_t find_name(std::string_view key, std::string_view name) {
@@ -108,6 +164,11 @@ std::optional<std::string> hint_for_peers_key(
     }
   }
   return std::nullopt;
+}
+
+std::optional<std::string_view> hint_for_peers_value(std::string_view value) {
+  if (std::ranges::find(kPeersValues, value) == std::end(kPeersValues)) return std::nullopt;
+  return "it is verl's, and not implemented (docs/training/grpo.md)";
 }
 
 }  // namespace ferry::trainer

@@ -13,4 +13,7 @@ namespace ferry::trainer {
 std::optional<std::string> hint_for_peers_key(
     std::string_view key, const std::function<bool(const std::string& key)>& exists);
 
+// The same of a value, such as an estimator: that there is none of it here.
+std::optional<std::string_view> hint_for_peers_value(std::string_view value);
+
 }  // namespace ferry::trainer

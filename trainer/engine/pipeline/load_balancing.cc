@@ -34,7 +34,7 @@ class AddLossGradient : public torch::autograd::Function<AddLossGradient> {
   }
 };
 
-// How many rows fall into each of `bins`: indices and counts of [rows] or [rows, choices].
+// The number of rows in each of `bins`: indices and counts of [rows] or [rows, choices].
 at::Tensor count(const at::Tensor& indices, const at::Tensor& is_token, std::int64_t bins) {
   const auto counted = is_token.unsqueeze(-1).expand_as(indices).reshape(-1);
   return at::zeros({bins}, is_token.options()).scatter_add_(0, indices.reshape(-1), counted);
