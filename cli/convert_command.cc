@@ -91,6 +91,99 @@ void run_convert(const CLI::App& command, ConvertFlags& flags) {
   }
 }
 
+// The options that say what the target is.
+void add_target_options(CLI::App& command, ConvertFlags& flags) {
+  command
+      .add_option("--to", flags.to,
+                  "Format of the target; h5 is Ferry's compressed archive. Default: hf, and "
+                  "megatron from hf. Of an adapter: peft, megatron (Megatron-Bridge's), verl, or "
+                  "vllm and sglang, which take the factors of each expert under names of its own")
+      ->check(CLI::IsMember({"hf", "megatron", "h5", "peft", "verl", "vllm", "sglang"}));
+  command.add_option("--base", flags.adapter.base,
+                     "SRC is a LoRA adapter (of PEFT, verl, ms-swift or Megatron-Bridge) of this "
+                     "checkpoint: convert the adapter");
+  command.add_option("--lora-alpha", flags.adapter.alpha,
+                     "alpha of an adapter of Megatron-Bridge or of verl's ranks without "
+                     "run_config.yaml and lora_train_meta.json");
+}
+
+// The options that say in which form the target holds the weights.
+void add_form_options(CLI::App& command, converter::ConvertOptions& options) {
+  command
+      .add_option_function<std::string>(
+          "--megatron-layout",
+          [&options](const std::string& name) {
+            options.megatron_layout = converter::megatron_layout(name);
+          },
+          "Where a Megatron target keeps a model that also sees: its language model alone, with "
+          "the vision tower beside it, or both as Megatron-Bridge or mbridge (verl) names them; "
+          "slime: gated delta nets under Hugging Face's names. Default: as the source, or "
+          "language-model")
+      ->check(CLI::IsMember({"language-model", "megatron-bridge", "mbridge", "slime"}));
+  command
+      .add_option_function<std::string>(
+          "--dtype",
+          [&options](const std::string& name) {
+            options.dtype = distckpt::dtype_from_short_name(name);
+          },
+          "Cast all weights, or an adapter's factors, to nearest even; overflow is an error. "
+          "Default: none")
+      ->check(CLI::IsMember({"bf16", "fp16", "fp32"}));
+  command
+      .add_option_function<std::string>(
+          "--mtp",
+          [&options](const std::string& name) {
+            options.mtp = converter::prediction_layers(name).value();
+          },
+          "Prediction layers (MTP): keep those that are there; drop them, from "
+          "config.json too; or error if config.json names some that are missing")
+      ->check(CLI::IsMember({"keep", "drop", "error"}))
+      ->default_str("keep");
+  command.add_flag("--no-save-optim", options.no_save_optim,
+                   "From Megatron to Megatron: the model alone, without optimizer and RNG");
+  command.add_flag(
+      "--keep-quantized,--keep-fp8", options.keep_quantized,
+      "To Hugging Face or an archive: leave quantised weights and their scales as they are. "
+      "Default: dequantise to bf16, or as --dtype says");
+  command
+      .add_option_function<std::string>(
+          "--quantize",
+          [&options](const std::string& name) {
+            options.quantize = converter::quantization_method(name);
+          },
+          "To Hugging Face or an archive: FP8 in blocks of 128 x 128 for the weights of linear "
+          "layers; the same for weights that the source holds in MXFP4, without a rounding; or "
+          "MXFP4 for the experts of GPT-OSS. After a cast by --dtype")
+      ->check(CLI::IsMember({"fp8-block", "fp8-block-lossless", "mxfp4"}));
+  command.add_option_function<std::string>(
+      "--max-shard-size",
+      [&options](const std::string& text) {
+        options.max_shard_size = parse_size(text, "--max-shard-size");
+      },
+      "Split a Hugging Face target anew, or an archive (before compression), into files of at most "
+      "this size: 5GB, 500MB");
+}
+
+// The options that say how the conversion runs.
+void add_run_options(CLI::App& command, ConvertFlags& flags) {
+  auto& options = flags.options;
+  add_threads(command, options.threads);
+  add_max_memory(command, options.max_memory);
+  command.add_flag("--dry-run{plan}", flags.dry_run,
+                   "Show the plan (files, bytes, memory) and write nothing; --dry-run=read also "
+                   "reads and digests");
+  command.add_flag("--overwrite", options.overwrite,
+                   "Replace a checkpoint of the same format that is there, atomically; what no "
+                   "conversion writes is never replaced");
+  command.add_flag("--resume", options.resume, "Go on with an interrupted run of the same command");
+  command.add_flag("--follow-symlinks", options.follow_symlinks,
+                   "Also take files along (tokenizer and the like) that are symbolic links out of "
+                   "the checkpoint. Default: refuse them");
+  command.add_flag("--no-ranks", flags.no_ranks,
+                   "Work alone, though torchrun, srun or mpirun started several processes, which "
+                   "else share the work");
+}
+
 }  // namespace
 
 void add_convert(CLI::App& app) {
@@ -102,9 +195,9 @@ void add_convert(CLI::App& app) {
   command
       ->add_option(
           "SRC", options.from,
-          "A checkpoint: a Hugging Face folder, a Megatron root, one iteration's folder, an "
-          "archive, "
-          "or the address of one: https://HOST/FOLDER, hf://ORG/REPO@REVISION, s3://BUCKET/KEY")
+          "A checkpoint: a Hugging Face folder, a Megatron root, one iteration's folder, "
+          "an archive, or the address of one: https://HOST/FOLDER, hf://ORG/REPO@REVISION, "
+          "s3://BUCKET/KEY")
       ->required();
   command
       ->add_option(
@@ -112,93 +205,15 @@ void add_convert(CLI::App& app) {
           "Where to write: a Hugging Face folder, a Megatron root, an archive's folder, or "
           "s3://BUCKET/FOLDER")
       ->required();
-  command
-      ->add_option("--to", flags->to,
-                   "Format of the target; h5 is Ferry's compressed archive. Default: hf, and "
-                   "megatron from hf. Of an adapter: peft, megatron (Megatron-Bridge's), verl, or "
-                   "vllm and sglang, which take the factors of each expert under names of its own")
-      ->check(CLI::IsMember({"hf", "megatron", "h5", "peft", "verl", "vllm", "sglang"}));
-  command->add_option("--base", flags->adapter.base,
-                      "SRC is a LoRA adapter (of PEFT, verl, ms-swift or Megatron-Bridge) of this "
-                      "checkpoint: convert the adapter");
-  command->add_option("--lora-alpha", flags->adapter.alpha,
-                      "alpha of an adapter of Megatron-Bridge or of verl's ranks without "
-                      "run_config.yaml and lora_train_meta.json");
+  add_target_options(*command, *flags);
   add_iteration(*command, "--iteration", options.iteration,
                 "Which iteration of a Megatron source (default: the tracker's), or to write from a "
                 "Hugging Face one (default: release)");
   add_hf_config(*command, options.hf_config);
   add_selection(*command, options.selection, "Convert");
   add_layout(*command, options.parallel);
-  command
-      ->add_option_function<std::string>(
-          "--megatron-layout",
-          [&options](const std::string& name) {
-            options.megatron_layout = converter::megatron_layout(name);
-          },
-          "Where a Megatron target keeps a model that also sees: its language model alone, with "
-          "the vision tower beside it, or both as Megatron-Bridge or mbridge (verl) names them; "
-          "slime: gated delta nets under Hugging Face's names. Default: as the source, or "
-          "language-model")
-      ->check(CLI::IsMember({"language-model", "megatron-bridge", "mbridge", "slime"}));
-  command
-      ->add_option_function<std::string>(
-          "--dtype",
-          [&options](const std::string& name) {
-            options.dtype = distckpt::dtype_from_short_name(name);
-          },
-          "Cast all weights, or an adapter's factors, to nearest even; overflow is an error. "
-          "Default: none")
-      ->check(CLI::IsMember({"bf16", "fp16", "fp32"}));
-  command
-      ->add_option_function<std::string>(
-          "--mtp",
-          [&options](const std::string& name) {
-            options.mtp = converter::prediction_layers(name).value();
-          },
-          "Prediction layers (MTP): keep those that are there; drop them, from "
-          "config.json too; or error if config.json names some that are missing")
-      ->check(CLI::IsMember({"keep", "drop", "error"}))
-      ->default_str("keep");
-  command->add_flag("--no-save-optim", options.no_save_optim,
-                    "From Megatron to Megatron: the model alone, without optimizer and RNG");
-  command->add_flag(
-      "--keep-quantized,--keep-fp8", options.keep_quantized,
-      "To Hugging Face or an archive: leave quantised weights and their scales as they are. "
-      "Default: dequantise to bf16, or as --dtype says");
-  command
-      ->add_option_function<std::string>(
-          "--quantize",
-          [&options](const std::string& name) {
-            options.quantize = converter::quantization_method(name);
-          },
-          "To Hugging Face or an archive: FP8 in blocks of 128 x 128 for the weights of linear "
-          "layers; the same for weights that the source holds in MXFP4, without a rounding; or "
-          "MXFP4 for the experts of GPT-OSS. After a cast by --dtype")
-      ->check(CLI::IsMember({"fp8-block", "fp8-block-lossless", "mxfp4"}));
-  command->add_option_function<std::string>(
-      "--max-shard-size",
-      [&options](const std::string& text) {
-        options.max_shard_size = parse_size(text, "--max-shard-size");
-      },
-      "Split a Hugging Face target anew, or an archive (before compression), into files of at most "
-      "this size: 5GB, 500MB");
-  add_threads(*command, options.threads);
-  add_max_memory(*command, options.max_memory);
-  command->add_flag("--dry-run{plan}", flags->dry_run,
-                    "Show the plan (files, bytes, memory) and write nothing; --dry-run=read also "
-                    "reads and digests");
-  command->add_flag("--overwrite", options.overwrite,
-                    "Replace a checkpoint of the same format that is there, atomically; what no "
-                    "conversion writes is never replaced");
-  command->add_flag("--resume", options.resume,
-                    "Go on with an interrupted run of the same command");
-  command->add_flag("--follow-symlinks", options.follow_symlinks,
-                    "Also take files along (tokenizer and the like) that are symbolic links out of "
-                    "the checkpoint. Default: refuse them");
-  command->add_flag("--no-ranks", flags->no_ranks,
-                    "Work alone, though torchrun, srun or mpirun started several processes, which "
-                    "else share the work");
+  add_form_options(*command, options);
+  add_run_options(*command, *flags);
   add_json(*command, flags->json);
   add_quiet(*command, flags->quiet);
   command->footer(

@@ -90,6 +90,11 @@ void choose_target(const ConvertOptions& options, OpenedConversion& opened) {
   const bool to_hf = opened.source.megatron_names || location.format == Format::kArchive;
   opened.format = options.format.value_or(to_hf ? Format::kHuggingFace : Format::kTorchDist);
   if (const auto& family = *opened.source.map.family; family.passes_through) {
+    if (opened.format == Format::kTorchDist || options.quantize) {
+      const auto config = opened.source.hf ? opened.source.hf->config_source() : "";
+      with_context([&] { return fmt::format("reading {}", config); },
+                   [&] { find_family(opened.source.map.config.family); });
+    }
     require(opened.format != Format::kTorchDist, ErrorKind::kLayout,
             "models of the family {} have no Megatron form here: they are converted to Hugging "
             "Face folders (--to hf) and archives (--to h5)",
@@ -164,7 +169,7 @@ std::unique_ptr<Target> make_target(const OpenedConversion& opened,
   }
 }
 
-// How elements of another dtype than the one that they shall have are read.
+// The rule by which elements of another dtype than the one asked for are read.
 distckpt::Transform cast_rule(const ConvertOptions& options) {
   return options.dtype ? distckpt::Transform::kCast : distckpt::Transform::kCastExact;
 }
@@ -200,6 +205,9 @@ OpenedConversion open_conversion(const ConvertOptions& options) {
   choose_target(options, opened);
   require_effective(options, source, opened.format);
   select_part(options.selection, source);
+  const bool as_it_was = source.hf && !options.quantize &&
+                         keeps_headers(*source.hf, options.dtype, options.max_shard_size);
+  if (opened.format == Format::kHuggingFace && !as_it_was) leave_out_derived(source);
   if (options.amendment != nullptr) {
     options.amendment->begin(source);
     opened.amendment = options.amendment->identity();

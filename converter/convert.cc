@@ -77,7 +77,7 @@ class Conversion {
   // Rank 0 owns the working folder, alone or with helpers.
   ConvertReport publish() {
     distckpt::WorkFolder work(to_store_ ? buffer_folder(opened_.target) : opened_.target,
-                              options_.resume && !streams_);
+                              options_.resume && !streams_, opened_.target);
     try {
       return work.folder().with_its_name([&] {
         if (to_store_) return write_to_store(work);
@@ -402,6 +402,12 @@ class Conversion {
     }
     report.num_adapter_tensors = source.num_adapter_tensors;
     add_training_state(report);
+    if (source.untied) {
+      report.training_notes.push_back(
+          fmt::format("{} is not the embedding, though config.json ties them: they are untied, as "
+                      "transformers does it",
+                      source.map.family->names->output_layer()));
+    }
     if (opened_.format == Format::kHuggingFace && source.hf) {
       const auto lacking = class_that_transformers_lacks(
           source.map.config, source.hf->config_text(), source.hf->config_source());

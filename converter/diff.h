@@ -1,4 +1,4 @@
-// How two checkpoints differ, in numbers for people: per tensor, and as a table of layers by
+// The difference of two checkpoints in numbers for people: per tensor, and as a table of layers by
 // projections. Where verify answers yes or no, diff says how much.
 #pragma once
 

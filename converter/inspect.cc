@@ -151,7 +151,7 @@ InspectReport inspect(const fs::path& path,
   }
   if (!report.config) return report;
   const auto& config = *report.config;
-  report.only_sizes = find_family(config.family).passes_through;
+  report.only_sizes = family_of(config.family).passes_through;
   if (report.only_sizes) return report;
   const bool no_sizes = config.multi_latent_attention && config.kv_lora_rank == 0;
   if (config.vocab_size == 0 || no_sizes) return report;

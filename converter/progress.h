@@ -1,4 +1,4 @@
-// How long work tells its caller where it is, and is told to stop.
+// The calls by which long work tells its caller where it is, and is told to stop.
 #pragma once
 
 #include <cstdint>

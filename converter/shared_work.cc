@@ -1,5 +1,6 @@
 #include "converter/shared_work.h"
 
+#include <cstdio>
 #include <string>
 #include <utility>
 
@@ -39,6 +40,13 @@ void SharedWork::meet(const distckpt::Digest& fingerprint,
   if (is_first()) make();
   if (is_alone()) return;
   distckpt::RendezvousOptions options{.look = look_};
+  options.late = [size = job_.size](int rank) {  // said even where progress is not
+    const auto line = fmt::format(
+        "waiting for process {} of {} of this job (RANK, WORLD_SIZE and the like say so); "
+        "--no-ranks works alone\n",
+        rank, size);
+    std::fputs(line.c_str(), stderr);
+  };
   if (progress) {
     options.go_on = [progress] { return progress({.stage = "waiting", .bytes_total = 1}); };
   }

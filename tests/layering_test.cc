@@ -246,8 +246,6 @@ constexpr std::size_t kLongestFile = 500;
 
 // The files that are longer, and why they are not two.
 const std::map<std::string, std::string> kLongFiles{
-    {"distckpt/formats/torch_save/pickle_parser.cc",
-     "one opcode after the other of one machine, over one stack"},
     {"rollout/text/unicode/unicode_data.cc",
      "tables, which tests/interop/rollout/make_unicode_tables.py writes"},
 };

@@ -1,8 +1,9 @@
 """Checks that the documents name things that exist, and that their lines can be read.
 
     links      the file of a relative link, and the heading behind its "#"
-    paths      `distckpt/box.h` and `box.h`: a file or folder of the checkout. {a,b} and * stand for several, TARGET for any name
-    mentions   documents below docs/ in the sources
+    paths      `distckpt/base/box.h` and `box.h`: a file or folder of the checkout. {a,b} and * stand for several, TARGET for any name
+    mentions   documents below docs/ in the sources, and paths of files in their comments: `trainer/run/run_start.h` exists, below the root or a folder
+               of the source, unless the name of its project stands before it, as in `verl's trainer/main_ppo.py`
     lines      at most 160 columns outside of tables, code and links; at most 300 characters in the cell of a table
     README.md  at most 120 lines
     folders    docs/architecture.md names every folder of a room that holds C++
@@ -20,6 +21,9 @@ MADE_UP = re.compile(r"<!-- no such file: (.*?) -->")
 FOLDER = re.compile(r"((?:distckpt|converter|models|rollout|serve|trainer|cli)/[^/]+)/(?:.*/)?[^/]+\.(?:cc|h|cu|cuh)$")
 ARCHITECTURE = "docs/architecture.md"
 MENTION = re.compile(r"docs/[\w/]+\.md")
+SOURCES = (".cc", ".h", ".cu", ".cuh", ".py", "meson.build")
+NAMED = re.compile(rf"(?<![\w/.-])(?:{ROOMS}|python)/(?:[\w.{{}},*-]+/)*[\w{{}},*-]+\.(?:cc|h|cuh?|py)\b(?!/)")
+FOREIGN = re.compile(r"\b(?:verl|slime|SGLang|transformers [\d.]+)(?:'s|:|,)?\s+$")
 WIDTH, CELL, README = 160, 300, 120
 
 
@@ -81,6 +85,28 @@ def trouble_of(root, names, document):
     return found
 
 
+def remarks(name, text):
+    """-> (number of its first line, text without marks) of each comment and docstring"""
+    mark = "#" if name.endswith((".py", "meson.build")) else "//"
+    for match in re.finditer(rf"(?:^[ \t]*{mark} .*\n)+|(?<=  ){mark} .*", text, re.MULTILINE):
+        yield text.count("\n", 0, match.start()) + 1, re.sub(rf"^[ \t]*{mark} ", "", match[0], flags=re.MULTILINE)
+    if name.endswith(".py"):
+        for match in re.finditer(r'"""(.*?)"""', text, re.DOTALL):
+            yield text.count("\n", 0, match.start()) + 1, match[1]
+
+
+def mention_trouble(root, name):
+    """-> [(line number, what is wrong)] of a source"""
+    text = (root / name).read_text()
+    found = [(1, f"there is no {path}") for path in MENTION.findall(text) if not (root / path).exists()] if name.endswith(SOURCES[:-1]) else []
+    for first, remark in remarks(name, text):
+        for match in NAMED.finditer(remark):
+            bases = [root, *(folder for folder in (root / name).parents if root in folder.parents)]
+            if not FOREIGN.search(remark[:match.start()]) and all(path_trouble(base, (), match[0]) for base in bases):
+                found.append((first + remark.count("\n", 0, match.start()), f"there is no {match[0]}"))
+    return found
+
+
 def folders_left_out(root, files):
     """-> folders of rooms that the architecture does not name"""
     text = (root / ARCHITECTURE).read_text() if ARCHITECTURE in files else ""
@@ -94,10 +120,8 @@ def run(root, files, say):
     documents = [name for name in files if name.endswith(".md")]
     troubles = {name: trouble_of(root, names, name) for name in documents}
     for name in files:
-        if name.endswith((".cc", ".h", ".cu", ".cuh", ".py")):
-            for path in MENTION.findall((root / name).read_text()):
-                if not (root / path).exists():
-                    troubles.setdefault(name, []).append((1, f"there is no {path}"))
+        if name.endswith(SOURCES) and (found := mention_trouble(root, name)):
+            troubles.setdefault(name, []).extend(found)
     for folder in folders_left_out(root, files):
         troubles[ARCHITECTURE].append((1, f"does not name the folder {folder}"))
     for name, found in troubles.items():

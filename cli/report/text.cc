@@ -83,6 +83,93 @@ std::string describe(const models::TransformerConfig& config) {
   return text + (config.untie_embeddings_and_output_weights ? "untied" : "tied") + " output layer";
 }
 
+std::string plan_lines(const converter::ConvertReport& report) {
+  auto text = fmt::format("plan     {} rectangular copies, {} threads, {} of staging buffers\n",
+                          format_count(report.num_pieces), report.threads,
+                          format_bytes(report.staging_bytes));
+  const auto shown = report.files.size() > kMaxFiles + 1 ? kMaxFiles : report.files.size();
+  std::int64_t hidden = 0;
+  for (std::size_t i = 0; i < report.files.size(); ++i) {
+    const auto& file = report.files[i];
+    if (i < shown) {
+      text += fmt::format("file     {}  {}\n", printable(file.name), format_bytes(file.bytes));
+    } else {
+      hidden += file.bytes;
+    }
+  }
+  if (hidden > 0) {
+    text += fmt::format("file     and {} others, {}\n",
+                        format_count(static_cast<std::int64_t>(report.files.size() - shown)),
+                        format_bytes(hidden));
+  }
+  return text;
+}
+
+std::string copied_line(const converter::ConvertReport& report) {
+  auto text = fmt::format("copied   in {}{} ({}/s)", format_seconds(report.copy_seconds),
+                          report.ranks > 1 ? fmt::format(" by {} processes", report.ranks) : "",
+                          format_bytes(static_cast<std::int64_t>(
+                              static_cast<double>(report.bytes - report.resumed_bytes) /
+                              std::max(report.copy_seconds, 1e-3))));
+  if (report.resumed_bytes > 0) {
+    text +=
+        fmt::format(", {} were done by the interrupted run", format_bytes(report.resumed_bytes));
+  }
+  return text + "\n";
+}
+
+std::string archive_line(const converter::ConvertReport& report) {
+  std::int64_t stored = 0;
+  for (const auto& file : report.files) stored += file.bytes;
+  return fmt::format(
+      "archive  {}, {:.3g} times smaller\n", format_bytes(stored),
+      static_cast<double>(report.bytes) / static_cast<double>(std::max<std::int64_t>(stored, 1)));
+}
+
+std::string second_copies_lines(const converter::ConvertReport& report) {
+  std::string text;
+  const bool planned = report.dry_run == converter::DryRun::kPlan;
+  if (const auto count = report.second_copies.size(); count > kMaxCopies) {
+    text += fmt::format("note     {} tensors are stored more than once; {}\n", count,
+                        planned ? "all copies will be compared" : "all copies hold the same bytes");
+  } else {
+    for (const auto& name : report.second_copies) {
+      text +=
+          fmt::format("note     {} is stored twice; {}\n", printable(name),
+                      planned ? "both copies will be compared" : "both copies hold the same bytes");
+    }
+  }
+  return text;
+}
+
+std::string state_line(const converter::ConvertReport& report) {
+  return fmt::format("state    {} of the optimizer{}, carried over{}\n",
+                     fmt::join(report.optimizer_kinds, ", "), report.rng ? ", and the RNG" : "",
+                     report.optimizer_form == "fully_reshardable"
+                         ? ""
+                         : fmt::format(" from {} as fully_reshardable", report.optimizer_form));
+}
+
+std::string note_lines(const converter::ConvertReport& report) {
+  std::string text;
+  if (report.redone)
+    text += "note     what an interrupted run had left was damaged: all of it was copied anew\n";
+  if (!report.run_config_problem.empty())
+    text += fmt::format("note     no run_config.yaml: {}\n", printable(report.run_config_problem));
+  for (const auto& note : report.training_notes)
+    text += fmt::format("note     {}\n", printable(note, kMaxNote));
+  if (report.num_training_state > 0) {
+    text += fmt::format("note     {} entries of training state (optimizer, RNG) were left out\n",
+                        report.num_training_state);
+  }
+  if (report.num_adapter_tensors > 0) {
+    text += fmt::format(
+        "note     a LoRA adapter of {} factors was left out; with the source as ADAPTER, {}\n",
+        report.num_adapter_tensors, converter::kAdapterHint);
+  }
+  return text;
+}
+
 }  // namespace
 
 std::string format_bytes(std::int64_t bytes) {
@@ -124,81 +211,16 @@ std::string convert_text(const converter::ConvertReport& report) {
   if (!report.part.empty())
     text += fmt::format("part     only this of the model: {}\n",
                         printable(converter::describe(report.part), kMaxNote));
-  if (report.dry_run != converter::DryRun::kNo) {
-    text += fmt::format("plan     {} rectangular copies, {} threads, {} of staging buffers\n",
-                        format_count(report.num_pieces), report.threads,
-                        format_bytes(report.staging_bytes));
-    const auto shown = report.files.size() > kMaxFiles + 1 ? kMaxFiles : report.files.size();
-    std::int64_t hidden = 0;
-    for (std::size_t i = 0; i < report.files.size(); ++i) {
-      const auto& file = report.files[i];
-      if (i < shown) {
-        text += fmt::format("file     {}  {}\n", printable(file.name), format_bytes(file.bytes));
-      } else {
-        hidden += file.bytes;
-      }
-    }
-    if (hidden > 0) {
-      text += fmt::format("file     and {} others, {}\n",
-                          format_count(static_cast<std::int64_t>(report.files.size() - shown)),
-                          format_bytes(hidden));
-    }
-  } else {
-    text += fmt::format("copied   in {}{} ({}/s)", format_seconds(report.copy_seconds),
-                        report.ranks > 1 ? fmt::format(" by {} processes", report.ranks) : "",
-                        format_bytes(static_cast<std::int64_t>(
-                            static_cast<double>(report.bytes - report.resumed_bytes) /
-                            std::max(report.copy_seconds, 1e-3))));
-    if (report.resumed_bytes > 0) {
-      text +=
-          fmt::format(", {} were done by the interrupted run", format_bytes(report.resumed_bytes));
-    }
-    text += "\n";
-  }
-  if (report.target_format == converter::Format::kArchive && report.proved) {
-    std::int64_t stored = 0;
-    for (const auto& file : report.files) stored += file.bytes;
-    text += fmt::format(
-        "archive  {}, {:.3g} times smaller\n", format_bytes(stored),
-        static_cast<double>(report.bytes) / static_cast<double>(std::max<std::int64_t>(stored, 1)));
-  }
-  const bool planned = report.dry_run == converter::DryRun::kPlan;
-  if (const auto count = report.second_copies.size(); count > kMaxCopies) {
-    text += fmt::format("note     {} tensors are stored more than once; {}\n", count,
-                        planned ? "all copies will be compared" : "all copies hold the same bytes");
-  } else {
-    for (const auto& name : report.second_copies) {
-      text +=
-          fmt::format("note     {} is stored twice; {}\n", printable(name),
-                      planned ? "both copies will be compared" : "both copies hold the same bytes");
-    }
-  }
+  text += report.dry_run != converter::DryRun::kNo ? plan_lines(report) : copied_line(report);
+  if (report.target_format == converter::Format::kArchive && report.proved)
+    text += archive_line(report);
+  text += second_copies_lines(report);
   for (const auto& padding : report.nonzero_padding) {
     text += fmt::format("note     {} {}: padding that was not zero was dropped\n",
                         printable(padding.tensor), to_string(padding.box));
   }
-  if (!report.optimizer_kinds.empty()) {
-    text += fmt::format("state    {} of the optimizer{}, carried over{}\n",
-                        fmt::join(report.optimizer_kinds, ", "), report.rng ? ", and the RNG" : "",
-                        report.optimizer_form == "fully_reshardable"
-                            ? ""
-                            : fmt::format(" from {} as fully_reshardable", report.optimizer_form));
-  }
-  if (report.redone)
-    text += "note     what an interrupted run had left was damaged: all of it was copied anew\n";
-  if (!report.run_config_problem.empty())
-    text += fmt::format("note     no run_config.yaml: {}\n", printable(report.run_config_problem));
-  for (const auto& note : report.training_notes)
-    text += fmt::format("note     {}\n", printable(note, kMaxNote));
-  if (report.num_training_state > 0) {
-    text += fmt::format("note     {} entries of training state (optimizer, RNG) were left out\n",
-                        report.num_training_state);
-  }
-  if (report.num_adapter_tensors > 0) {
-    text += fmt::format(
-        "note     a LoRA adapter of {} factors was left out; with the source as ADAPTER, {}\n",
-        report.num_adapter_tensors, converter::kAdapterHint);
-  }
+  if (!report.optimizer_kinds.empty()) text += state_line(report);
+  text += note_lines(report);
   if (report.proved) {
     text +=
         fmt::format("proved   every tensor, re-read {} in {}, has the digest of what was copied\n",

@@ -8,8 +8,8 @@
 
 namespace ferry::cli {
 
-// Keeps signals of children for wait_for_program(), before the program is started; allow_signals()
-// undoes this in the program.
+// Keeps signals of children for wait_for_program(), before the program is started; in the program
+// allow_signals_of_children() undoes this.
 void keep_signals_of_children();
 void allow_signals_of_children();
 

@@ -215,7 +215,8 @@ void add_sampling(CLI::App& command, rollout::SamplingParams& params) {
       ->transform(CLI::Validator(
           [](std::string& seed) {
             if (seed == "-1") seed.clear();  // no seed, as vLLM has it
-            return std::string();
+            return std::string(seed.starts_with('-') ? "a seed is a whole number from 0 on, or -1"
+                                                     : "");
           },
           ""));
   add("--stop", params.stop, "A string that ends an answer, before it; repeatable")

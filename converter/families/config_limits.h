@@ -1,4 +1,4 @@
-// How large the sizes of a configuration may be. A few bytes of it say how many tensors a model
+// Limits of the sizes of a configuration. A few bytes of it say how many tensors a model
 // has: none of them may ask for more memory than a machine has.
 #pragma once
 

@@ -75,6 +75,16 @@ const Family& find_family(std::string_view model_type) {
                           fmt::join(known_families(), ", ")));
 }
 
+const Family& family_of(std::string_view model_type) {
+  static constexpr HfNames kUnmappedNames{};
+  static constexpr Family kUnknown{.model_type = "",
+                                   .names = &kUnmappedNames,
+                                   .traits = {.not_computed = "a model_type that is not known"},
+                                   .passes_through = true};
+  const auto* found = known_family(model_type);
+  return found != nullptr ? *found : kUnknown;
+}
+
 std::string module_name(const Family& family, std::string_view file_name) {
   for (const auto& rule : family.names->modules) {
     if (auto renamed = replace_part(file_name, rule.file, rule.module)) return std::move(*renamed);

@@ -19,6 +19,9 @@ const Family* known_family(std::string_view model_type);
 // Throws Error(kLayout) that lists the known ones.
 const Family& find_family(std::string_view model_type);
 
+// The same, and for other names the family of models of which nothing is known: it passes through.
+const Family& family_of(std::string_view model_type);
+
 // The name in transformers of a module or parameter that has this one in files.
 std::string module_name(const Family& family, std::string_view file_name);
 // The names that files may have for a module or parameter of transformers, or of one of its older

@@ -162,8 +162,7 @@ struct Description {
 
 Description find_description(const ConfigFields& all) {
   const auto type = distckpt::json_string(all.required("model_type"), "model_type", all.source());
-  const auto* const family = with_context([&] { return fmt::format("reading {}", all.source()); },
-                                          [&] { return &find_family(type); });
+  const auto* const family = &family_of(type);
   const auto& key = family->config_key;
   const bool nested = !key.empty() && all.find(key) != nullptr;
   return {.family = family, .member = nested ? std::string(key) : ""};
@@ -223,6 +222,18 @@ void read_sizes(const ConfigFields& fields, TransformerConfig& config) {
   config.untie_embeddings_and_output_weights = !fields.flag("tie_word_embeddings", false);
 }
 
+// The same of a model of which nothing is known, whose keys may mean anything.
+void read_told_sizes(const json& described, TransformerConfig& config) {
+  const auto told = [&](const char* key) {
+    const auto found = described.find(key);
+    return found != described.end() && found->is_number_unsigned() ? found->get<std::int64_t>() : 0;
+  };
+  config.num_layers = told("num_hidden_layers");
+  config.hidden_size = told("hidden_size");
+  config.num_attention_heads = told("num_attention_heads");
+  config.vocab_size = told("vocab_size");
+}
+
 }  // namespace
 
 TransformerConfig parse_hf_config(std::string_view text, std::string_view source) {
@@ -237,6 +248,11 @@ TransformerConfig parse_hf_config(std::string_view text, std::string_view source
   add_defaults(words, described);
   const ConfigFields fields(
       described, member.empty() ? std::string(source) : fmt::format("{}: {}", source, member));
+  if (family->model_type.empty()) {
+    config.family = all.text("model_type", "");
+    read_told_sizes(described, config);
+    return config;
+  }
   if (family->passes_through) {
     read_sizes(fields, config);
     return config;

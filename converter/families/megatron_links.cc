@@ -17,7 +17,7 @@ using distckpt::Shape;
 using models::strip_wrappers;
 using models::with_expert;
 
-// How a stored tensor holds a Megatron tensor.
+// The form in which a stored tensor holds a Megatron tensor.
 struct Form {
   std::string key{};
   bool layers = false;    // its first axis counts the decoder's layers

@@ -20,7 +20,7 @@ using models::TransformerConfig;
 
 constexpr std::string_view kExpertMark = "{e}";
 
-// How a tensor holds a parameter, or the parts of one, of one expert or of all.
+// The form in which a tensor holds a parameter, or its parts, of one expert or of all.
 struct HfShape {
   bool stacked = false;  // of all experts
   bool merged = false;   // of all parts
@@ -67,7 +67,7 @@ class Builder {
  public:
   Builder(const TransformerConfig& config, const FindTensor& find) : find_(find) {
     map_.config = config;
-    map_.family = &find_family(config.family);
+    map_.family = &family_of(config.family);
   }
 
   // The tower alone, in the order of its parameters.
@@ -472,7 +472,7 @@ ModelMap make_vision_map(const TransformerConfig& config) {
 }
 
 bool is_prediction_tensor(const TransformerConfig& config, std::string_view hf_name) {
-  const auto& family = find_family(config.family);
+  const auto& family = family_of(config.family);
   const auto& names = *family.names;
   if (begins_with_one(family.prediction.carried, hf_name)) return true;
   if (!names.prediction_own.empty()) {

@@ -40,7 +40,6 @@ constexpr PackedWeight kNvfp4Weight{.elements = "weight_packed",
 // ModelOpt, and compressed-tensors in FP8; also the scales of cached keys and values.
 constexpr std::array<std::string_view, 3> kModelOptOthers{"input_scale", "k_scale", "v_scale"};
 constexpr std::string_view kActivationScale = "activation_scale";
-constexpr std::string_view kPlainScaleSuffix = "_scale";
 constexpr PackedWeight kModelOptWeight{.elements = "weight",
                                        .scales = "weight_scale",
                                        .global_scale = "weight_scale_2",
@@ -143,8 +142,7 @@ std::int64_t parse_group_size(const ConfigFields& how, std::string_view type) {
 bool passes_through(const nlohmann::json& config) {
   const auto model_type = config.find("model_type");
   if (model_type == config.end() || !model_type->is_string()) return false;
-  const auto* family = known_family(model_type->get_ref<const std::string&>());
-  return family != nullptr && family->passes_through;
+  return family_of(model_type->get_ref<const std::string&>()).passes_through;
 }
 
 Quantization packed(const PackedWeight& weight, std::int64_t group_size) {
@@ -164,6 +162,10 @@ std::optional<Quantization> parse_quantization(std::string_view text, std::strin
   const auto* value = quantization_config(object);
   if (value == nullptr || passes_through(object)) return std::nullopt;
   const ConfigFields how(*value, fmt::format("{}: quantization_config", source));
+  require(value->is_object() && !value->empty(), ErrorKind::kLayout,
+          "{}: says nothing: the weights may be quantised or not; take it out of config.json if "
+          "they are not",
+          how.source());
   const auto method = how.text("quant_method", "");
   if (method == "fp8") return parse_fp8(how);
   if (method == "mxfp4") return Quantization{.method = Method::kMxfp4, .block = {1, 1, 32}};

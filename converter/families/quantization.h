@@ -25,8 +25,9 @@ struct PackedWeight {
 };
 
 inline constexpr std::string_view kScaleSuffix = "_scale_inv";
+inline constexpr std::string_view kPlainScaleSuffix = "_scale";
 
-// How the weights of a checkpoint are quantised.
+// The quantisation of a checkpoint's weights.
 struct Quantization {
   enum class Method : std::uint8_t {
     kFp8,     // E4M3 under the weight's name, beside its scales: that name and scale_suffix

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cstdint>
 #include <optional>
@@ -153,6 +154,9 @@ std::string why_not_in_layer(const ModelMap& map, std::int64_t layer, std::strin
   return {};
 }
 
+// Heads that other libraries put beside a model or on it.
+constexpr std::string_view kOtherHeads[] = {"score.", "v_head.", "qa_outputs.", "classifier."};
+
 }  // namespace
 
 std::string why_unmapped(const ModelMap& map, std::string_view hf_name) {
@@ -167,6 +171,11 @@ std::string why_unmapped(const ModelMap& map, std::string_view hf_name) {
   for (const auto& match : {find_name(models::kEmbeddingSection, names.first, hf_name),
                             find_name(models::kHeadSection, names.last, hf_name)}) {
     if (match) return why_not(*match, map.config);
+  }
+  const auto is_of_head = [&](std::string_view head) { return hf_name.starts_with(head); };
+  if (std::ranges::any_of(kOtherHeads, is_of_head)) {
+    return "a head that is not read: heads are lm_head.weight, and score.weight with score.bias of "
+           "ForSequenceClassification and ForTokenClassification (architectures)";
   }
   return {};
 }

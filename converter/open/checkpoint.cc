@@ -102,6 +102,19 @@ void require_hf_form(const Checkpoint& checkpoint) {
       "name a folder that holds config.json and the tokenizer with --hf-config");
 }
 
+void leave_out_derived(Checkpoint& checkpoint) {
+  std::vector<std::optional<std::uint32_t>> at;
+  std::vector<distckpt::ModelTensor> kept;
+  for (auto& tensor : checkpoint.tensors) {
+    at.emplace_back();
+    if (tensor.role == distckpt::Role::kDerived) continue;
+    at.back() = static_cast<std::uint32_t>(kept.size());
+    kept.push_back(std::move(tensor));
+  }
+  checkpoint.tensors = std::move(kept);
+  distckpt::restrict_links(checkpoint.links, checkpoint.layout, at);
+}
+
 void restrict_checkpoint(Checkpoint& checkpoint, const Selection& selection) {
   restrict_map(checkpoint.map, {selection});
   const auto at = keep_selected(checkpoint.tensors, {selection});

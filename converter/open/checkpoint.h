@@ -53,6 +53,7 @@ struct Checkpoint {
   std::optional<HfForm>
       hf{};  // nothing for a Megatron checkpoint that knows nothing of Hugging Face
   std::vector<std::string> training_state{};  // keys of optimizer and RNG: not part of the model
+  bool untied = false;                        // though config.json ties the ends: they differ
   std::int64_t num_adapter_tensors = 0;       // factors of a LoRA adapter that were left out
   std::shared_ptr<const distckpt::Pickle> common{};      // Megatron's common state
   std::optional<TrainingState> training{};               // where asked for, and there
@@ -80,6 +81,9 @@ std::optional<Quantization> stored_quantization(const std::filesystem::path& pat
 // Targets that carry config.json and the tokenizer need some. Throws Error(kUsage) if the source
 // has none.
 void require_hf_form(const Checkpoint& checkpoint);
+
+// Leaves the derived tensors out of the model: files that are made anew hold none.
+void leave_out_derived(Checkpoint& checkpoint);
 
 // Keeps only the tensors that are selected, and records that in the Hugging Face form. The headers
 // of its files, which are those of the whole, are dropped.

@@ -1,6 +1,7 @@
 #include "converter/open/hf_opener.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <map>
 #include <optional>
@@ -14,6 +15,8 @@
 #include "converter/families/unmapped.h"
 #include "distckpt/base/error.h"
 #include "distckpt/elements/dequantize.h"
+#include "distckpt/execute/executor.h"
+#include "distckpt/plan/copy_plan.h"
 
 namespace ferry::converter {
 namespace {
@@ -40,6 +43,7 @@ class HfOpener {
     auto config = read_config();
     if (!config.untie_embeddings_and_output_weights && has_output_layer_of_its_own(config)) {
       config.untie_embeddings_and_output_weights = true;
+      checkpoint_.untied = says_whether_tied(hf.config_text(), hf.config_source());
       checkpoint_.hf->untie_ends();
     }
     checkpoint_.map =
@@ -50,6 +54,7 @@ class HfOpener {
                         return checkpoint_.layout.tensor(*found).shape;
                       });
     quantization_ = parse_quantization(hf.config_text(), hf.config_source());
+    if (uses(Quantization::Method::kFp8)) use_stored_suffix();
     checkpoint_.tensors = checkpoint_.map.tensors;
     for (std::uint32_t i = 0; i < checkpoint_.layout.tensors().size(); ++i) link(i);
     if (quantization_ && !keep_quantized_) checkpoint_.hf->leave_quantization();
@@ -85,13 +90,11 @@ class HfOpener {
     return config;
   }
 
-  // True of a model whose config.json leaves it to its class whether its ends are tied, and that
-  // has an output layer that is not its embedding: transformers does not tie those. Some rows tell.
+  // True of a model whose ends would be tied, and that has an output layer that is not its
+  // embedding: transformers does not tie those (modeling_utils.py, tie_weights).
   bool has_output_layer_of_its_own(const models::TransformerConfig& config) const {
-    const auto& family = find_family(config.family);
-    const auto& hf = *checkpoint_.hf;
-    if (family.passes_through || says_whether_tied(hf.config_text(), hf.config_source()))
-      return false;
+    const auto& family = family_of(config.family);
+    if (family.passes_through) return false;
     const auto& layout = checkpoint_.layout;
     const auto first = layout.find(std::string(family.names->embedding()));
     const auto last = layout.find(std::string(family.names->output_layer()));
@@ -99,24 +102,33 @@ class HfOpener {
     const auto& embedding = layout.tensor(*first);
     const auto& output = layout.tensor(*last);
     if (output.shape != embedding.shape || output.dtype != embedding.dtype) return false;
-    const auto source = checkpoint_.source();
-    const auto row = [&](const TensorLayout& tensor, std::int64_t index) {
-      const auto& shard = tensor.shards.front();
-      distckpt::Region region{
-          .at = shard.at, .size = {1, tensor.shape[1]}, .element_size = size_of(tensor.dtype)};
-      region.at.offset += index * shard.at.strides[0];
-      std::vector<std::byte> found(static_cast<std::size_t>(region.num_bytes()));
-      std::vector<distckpt::ChecksumPart> parts;
-      source->read(region, found, parts);
-      return found;
-    };
-    constexpr std::int64_t kRows = 16;
-    const auto rows = embedding.shape[0];
-    for (std::int64_t i = 0; i < std::min(kRows, rows); ++i) {
-      const auto at = i * rows / std::min(kRows, rows);
-      if (row(embedding, at) != row(output, at)) return true;
+    // torch.save keeps tied tensors once.
+    const auto& one = embedding.shards.front().at;
+    const auto& other = output.shards.front().at;
+    if (one.storage == other.storage && one.offset == other.offset) return false;
+    distckpt::TensorMap both{.links = {BoxLink::whole(0, *first, embedding.shape),
+                                       BoxLink::whole(0, *last, output.shape)}};
+    both.links.back().copy = 1;
+    for (std::uint32_t i = 0; i < layout.tensors().size(); ++i) {
+      if (i != *first && i != *last)
+        both.left_out.push_back({.stored = i, .box = distckpt::Box::whole(layout.tensor(i).shape)});
     }
-    return false;
+    const auto plan = distckpt::plan_read(
+        {{.name = embedding.name, .dtype = embedding.dtype, .shape = embedding.shape}},
+        {.layout = &layout, .map = &both});
+    std::atomic<bool> differs = false;
+    const auto source = checkpoint_.source();
+    try {
+      const distckpt::Executor executor({.on_compared = [&](const distckpt::Comparison& part) {
+        if (part.equal) return;
+        differs = true;  // the rest need not be read
+        throw Error(ErrorKind::kCancelled, "the ends differ");
+      }});
+      executor.submit(plan, *source, nullptr).wait();
+    } catch (const Error&) {
+      if (!differs) throw;
+    }
+    return differs;
   }
 
   // A tensor of the index that no file holds: those of the model are listed as missing.
@@ -147,6 +159,17 @@ class HfOpener {
     const auto storage = stored.shards.front().at.storage;
     const auto* path = distckpt::file_of(checkpoint_.layout.storages()[storage]);
     return path != nullptr ? path->filename().string() : "memory";
+  }
+
+  // AutoFP8 says of itself what models of DeepSeek's kind say, and names scales as ModelOpt does.
+  void use_stored_suffix() {
+    const auto has = [&](std::string_view suffix) {
+      return std::ranges::any_of(checkpoint_.layout.tensors(), [&](const TensorLayout& tensor) {
+        return tensor.name.ends_with(suffix);
+      });
+    };
+    const bool plain = quantization_->block.empty() && !has(kScaleSuffix) && has(kPlainScaleSuffix);
+    if (plain) quantization_->scale_suffix = kPlainScaleSuffix;
   }
 
   bool uses(Quantization::Method method) const {

@@ -114,6 +114,8 @@ class MegatronOpener {
                          : std::nullopt;
     if (checkpoint_.hf) {
       config_ = parse_hf_config(checkpoint_.hf->config_text(), checkpoint_.hf->config_source());
+      with_context([&] { return fmt::format("reading {}", checkpoint_.hf->config_source()); },
+                   [&] { find_family(config_.family); });
       if (args)
         require_same_model(*args, config_, common->source(), checkpoint_.hf->config_source());
       return;

@@ -58,7 +58,7 @@ void apply_prediction_policy(PredictionLayers policy, const Location& location, 
       std::ranges::any_of(stored.outline, is_prediction, &TensorOutline::value_type::first);
   if (policy == PredictionLayers::kError) {
     if (config.mtp_num_layers == 0 || are_there) return;
-    const auto& keys = find_family(config.family).prediction.keys;
+    const auto& keys = family_of(config.family).prediction.keys;
     throw Error(ErrorKind::kLayout,
                 fmt::format("{}: names {} prediction layer{} ({}), and holds no tensor of one",
                             location.folder.string(), config.mtp_num_layers,

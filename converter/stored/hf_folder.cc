@@ -34,6 +34,51 @@ bool is_safetensors(const fs::path& path) {
   return path.extension() == distckpt::kSafetensorsSuffix;
 }
 
+std::vector<fs::path> list_safetensors(const fs::path& folder) {
+  std::vector<fs::path> files;
+  std::ranges::copy_if(distckpt::list_source(folder), std::back_inserter(files), is_safetensors);
+  return files;
+}
+
+// The safetensors files of the model, as far as they are there: no adapter or older copy that lies
+// beside them.
+std::vector<fs::path> safetensors_of_model(const fs::path& folder) {
+  const auto loaded = loaded_weights(folder);
+  if (loaded.empty()) return list_safetensors(folder);
+  if (loaded == distckpt::kSafetensorsModel) return {folder / loaded};
+  if (loaded != distckpt::kSafetensorsIndex) return {};
+  std::vector<fs::path> files;
+  const auto index = folder / loaded;
+  for (const auto& name : files_of_model(distckpt::read_text(index), index.string())) {
+    if (distckpt::source_exists(folder / name)) files.push_back(folder / name);
+  }
+  return files;
+}
+
+// The one safetensors file of a folder without an index.
+fs::path single_file(const fs::path& folder) {
+  if (distckpt::source_exists(folder / distckpt::kSafetensorsModel))
+    return folder / distckpt::kSafetensorsModel;
+  const auto files = list_safetensors(folder);
+  require(!files.empty(), ErrorKind::kNotFound, "{}: holds neither {} nor {}, and no {} either",
+          folder.string(), distckpt::kSafetensorsModel, distckpt::kSafetensorsIndex,
+          distckpt::kTorchModel);
+  if (files.size() > 1) {
+    throw Error(ErrorKind::kNotFound,
+                fmt::format("{}: holds {} safetensors files, but no {}", folder.string(),
+                            files.size(), distckpt::kSafetensorsIndex),
+                "the download may be incomplete");
+  }
+  const auto name = files.front().filename().string();
+  if (name.find("-of-") != std::string::npos) {  // model-00002-of-00003.safetensors
+    throw Error(ErrorKind::kNotFound,
+                fmt::format("{}: holds {} alone, and neither the other files nor {}",
+                            folder.string(), name, distckpt::kSafetensorsIndex),
+                "the download may be incomplete");
+  }
+  return files.front();
+}
+
 // The file that config.json names as the one of the weights, which transformers prefers to others.
 std::optional<std::string> named_weights(const HfForm& form) {
   const auto config = distckpt::parse_python_json(form.config_text(), form.config_source());
@@ -139,9 +184,16 @@ void HfForm::leave_prediction_layers() {
   index_text.reset();
 }
 
+std::string_view loaded_weights(const fs::path& folder) {
+  for (const auto name : {distckpt::kSafetensorsModel, distckpt::kSafetensorsIndex,
+                          distckpt::kTorchModel, distckpt::kTorchModelIndex}) {
+    if (distckpt::source_exists(folder / name)) return name;
+  }
+  return {};
+}
+
 bool is_hf_folder(const fs::path& folder) {
-  if (distckpt::source_exists(folder / distckpt::kHfConfig)) return true;
-  return std::ranges::any_of(distckpt::list_source(folder), is_safetensors);
+  return distckpt::source_exists(folder / distckpt::kHfConfig) || !list_safetensors(folder).empty();
 }
 
 HfForm read_hf_companions(const fs::path& folder, Links links) {
@@ -170,8 +222,7 @@ HfForm read_hf_companions(const fs::path& folder, Links links) {
 HfForm read_hf_config(const fs::path& folder, Links links) {
   auto form = read_hf_companions(folder, links);
   form.part.clear();  // it is of the weights that are there
-  for (const auto& path : distckpt::list_source(folder)) {
-    if (!is_safetensors(path)) continue;
+  for (const auto& path : safetensors_of_model(folder)) {
     for (const auto& tensor : distckpt::read_safetensors_header(path).entries)
       form.dtypes.emplace(tensor.name, tensor.dtype);
   }
@@ -205,30 +256,9 @@ HfForm read_hf_folder(const fs::path& folder, Links links, bool incomplete) {
                              : ""});
     return form;
   }
-  std::vector<fs::path> files;
-  std::ranges::copy_if(distckpt::list_source(folder), std::back_inserter(files), is_safetensors);
-  require(!files.empty(), ErrorKind::kNotFound, "{}: holds neither {} nor {}, and no {} either",
-          folder.string(), distckpt::kSafetensorsModel, distckpt::kSafetensorsIndex,
-          distckpt::kTorchModel);
-  if (files.size() > 1) {
-    throw Error(ErrorKind::kNotFound,
-                fmt::format("{}: holds {} safetensors files, but no {}", folder.string(),
-                            files.size(), distckpt::kSafetensorsIndex),
-                "the download may be incomplete");
-  }
-  const auto name = files.front().filename().string();
-  if (name.find("-of-") != std::string::npos) {  // model-00002-of-00003.safetensors
-    throw Error(ErrorKind::kNotFound,
-                fmt::format("{}: holds {} alone, and neither the other files nor {}",
-                            folder.string(), name, distckpt::kSafetensorsIndex),
-                "the download may be incomplete");
-  }
-  require(name == distckpt::kSafetensorsModel ||
-              !distckpt::source_exists(folder / distckpt::kTorchModel),
-          ErrorKind::kLayout, "{}: holds {} and {}, of which transformers loads the second",
-          folder.string(), name, distckpt::kTorchModel);
-  require_transformers_reads(form, {.folder = folder, .files = {name}});
-  form.headers.push_back(distckpt::read_safetensors_header(files.front()));
+  const auto file = single_file(folder);
+  require_transformers_reads(form, {.folder = folder, .files = {file.filename().string()}});
+  form.headers.push_back(distckpt::read_safetensors_header(file));
   return form;
 }
 

@@ -55,6 +55,11 @@ struct HfForm {
   void leave_prediction_layers();
 };
 
+// The name of the file of weights, or of the index of several, that transformers 5.17 loads from a
+// folder (modeling_utils.py, _get_resolved_checkpoint_files): model.safetensors, its index,
+// pytorch_model.bin, its index, the first that is there. Empty: none is.
+std::string_view loaded_weights(const std::filesystem::path& folder);
+
 // True if the folder holds a config.json or safetensors files.
 bool is_hf_folder(const std::filesystem::path& folder);
 
@@ -62,8 +67,8 @@ bool is_hf_folder(const std::filesystem::path& folder);
 // checkpoint or the Hugging Face cache that it is in, or all. One that leads nowhere is an error.
 enum class Links { kInside, kAll };
 
-// Reads index and headers. Throws Error(kCorrupt | kNotFound) for an index that does not match its
-// files, naming tensor and file.
+// Reads the headers of loaded_weights(), or of another safetensors file that is alone. Throws
+// Error(kCorrupt | kNotFound) for an index that does not match its files, naming tensor and file.
 // With `incomplete` the index may name files and tensors that are not there.
 HfForm read_hf_folder(const std::filesystem::path& folder, Links links, bool incomplete = false);
 
@@ -86,7 +91,7 @@ void require_transformers_reads(const HfForm& form, const WeightFiles& weights);
 // Only the files that travel; each is opened. Throws Error(kUsage) for a link that leads outside.
 HfForm read_hf_companions(const std::filesystem::path& folder, Links links);
 
-// For --hf-config: the files that travel, and the dtypes of weights that are there.
+// For --hf-config: the files that travel, and the dtypes of the model's weights that are there.
 HfForm read_hf_config(const std::filesystem::path& folder, Links links);
 
 // The files that an index names, sorted. Throws Error(kCorrupt).

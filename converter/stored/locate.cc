@@ -107,6 +107,8 @@ bool has_safetensors(const fs::path& folder) {
 }
 
 std::optional<Format> format_without_iterations(const fs::path& folder) {
+  if (const auto loaded = loaded_weights(folder); !loaded.empty())
+    return distckpt::is_torch_model_filename(loaded) ? Format::kTorchSave : Format::kHuggingFace;
   if (has_safetensors(folder)) return Format::kHuggingFace;
   const bool bin = holds(folder, [](const fs::path& path) {
     return distckpt::is_torch_model_filename(path.filename().string());
@@ -261,8 +263,13 @@ Location locate(const fs::path& path, std::optional<Iteration> iteration) {
                 hint_for_missing(path));
   }
   if (is_archive_file(path)) return locate(folder_of_file(path), iteration);
-  require(distckpt::source_is_folder(path), ErrorKind::kNotFound, "{}: is not a folder",
-          path.string());
+  if (!distckpt::source_is_folder(path)) {
+    throw Error(
+        ErrorKind::kNotFound, fmt::format("{}: is not a folder", path.string()),
+        path.extension() == distckpt::kSafetensorsSuffix
+            ? fmt::format("a checkpoint is named by its folder: {}", folder_of_file(path).string())
+            : "");
+  }
   require_no_other_folder(path);
   if (auto found = locate_single(path)) {
     require(!iteration, ErrorKind::kUsage,

@@ -164,8 +164,7 @@ class HfTarget : public FileTarget {
            std::optional<std::int64_t> max_shard_size,
            fs::path folder)
       : hf_(*source.hf), dtype_(dtype), folder_(std::move(folder)) {
-    const bool keep = !hf_.headers.empty() && !dtype && !max_shard_size;
-    if (keep) {
+    if (keeps_headers(hf_, dtype, max_shard_size)) {
       headers_ = hf_.headers;
       index_text_ = hf_.index_text;
     } else {
@@ -279,6 +278,12 @@ class HfTarget : public FileTarget {
 };
 
 }  // namespace
+
+bool keeps_headers(const HfForm& form,
+                   std::optional<distckpt::DType> dtype,
+                   std::optional<std::int64_t> max_shard_size) {
+  return !form.headers.empty() && !dtype && !max_shard_size;
+}
 
 std::unique_ptr<Target> make_hf_target(const Checkpoint& source,
                                        const std::vector<ModelTensor>& tensors,

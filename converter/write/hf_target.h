@@ -13,6 +13,12 @@
 
 namespace ferry::converter {
 
+// True if the files get headers of the source's, and not new ones as save_pretrained makes them,
+// without derived tensors.
+bool keeps_headers(const HfForm& form,
+                   std::optional<distckpt::DType> dtype,
+                   std::optional<std::int64_t> max_shard_size);
+
 // `tensors` are those of `source`, with the dtypes to be written. `source` must outlive the target.
 // `dtype`: a cast, config.json says it too. `max_shard_size`: bytes of tensors per file, default
 // the source's split, else 50 GB.

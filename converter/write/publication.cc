@@ -29,7 +29,8 @@ distckpt::PublishedModes modes_like(std::initializer_list<const Checkpoint*> sou
 
 Publication::Publication(const fs::path& target)
     : target_(require_free(target)),
-      work_(distckpt::is_remote(target) ? buffer_folder(target) : target, /*resume=*/false) {}
+      work_(
+          distckpt::is_remote(target) ? buffer_folder(target) : target, /*resume=*/false, target) {}
 
 void Publication::expect(const std::vector<fs::path>& files) {
   work_.expect(files);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <fstream>
 #include <utility>
 
 #include "distckpt/base/error.h"
@@ -30,6 +31,17 @@ std::ptrdiff_t seal_rank(const fs::path& name) {
   return count > 0 && file == distckpt::shard_store_filename(count - 1, count) ? 0 : -1;
 }
 
+// Names the runs of this machine that use one buffer, of which one at a time is alive: a later one
+// goes on with what an interrupted one has put.
+std::string run_of(const fs::path& buffer) {
+  std::array<char, 256> host{};
+  ::gethostname(host.data(), host.size() - 1);
+  std::string boot;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  const auto text = fmt::format("{}\n{}\n{}", host.data(), boot, fs::absolute(buffer).string());
+  return to_string(distckpt::digest_block(distckpt::as_bytes(text)));
+}
+
 }  // namespace
 
 StoreTarget::StoreTarget(const fs::path& address,
@@ -38,7 +50,8 @@ StoreTarget::StoreTarget(const fs::path& address,
                          bool overwrite)
     : folder_(distckpt::parse_s3_address(address.string())),
       local_(std::move(local)),
-      files_(files) {
+      files_(files),
+      claim_{.run = run_of(buffer_folder(address)), .only_new = !overwrite} {
   const auto skip = folder_.key.size() + 1;
   distckpt::s3_list(folder_, folder_.key + "/", [&](const std::string& key, std::int64_t) {
     there_.emplace_back(key.substr(skip));
@@ -65,7 +78,7 @@ StoreTarget::~StoreTarget() {
   if (published_ || !put_) return;
   // Without its seal it is no checkpoint, whatever is left.
   for (const auto& name : files_)
-    if (!distckpt::s3_tidy(place(name))) break;
+    if (!distckpt::s3_tidy_own(place(name), claim_.run)) break;
 }
 
 distckpt::S3Place StoreTarget::place(const fs::path& name) const {
@@ -74,10 +87,24 @@ distckpt::S3Place StoreTarget::place(const fs::path& name) const {
 
 distckpt::UploadedFile StoreTarget::weights(const fs::path& name, std::int64_t bytes) {
   weights_.push_back(name);
-  return {.local = local_ / name, .size = bytes, .place = place(name)};
+  return {.local = local_ / name, .size = bytes, .place = place(name), .claim = claim_};
+}
+
+void StoreTarget::require_alone() const {
+  if (!claim_.only_new) return;
+  const auto skip = folder_.key.size() + 1;
+  distckpt::s3_list(folder_, folder_.key + "/", [&](const std::string& key, std::int64_t) {
+    if (put_ && std::ranges::find(weights_, fs::path(key.substr(skip))) != weights_.end()) return;
+    throw Error(ErrorKind::kUsage,
+                fmt::format("{}: another run has put {} there meanwhile", folder_.address(),
+                            key.substr(skip)),
+                "wait for that run to end; then choose another target, or replace it with "
+                "--overwrite");
+  });
 }
 
 void StoreTarget::unseal() {
+  require_alone();
   put_ = true;
   for (const auto& name : there_) {
     if (seal_rank(name) >= 0) distckpt::s3_delete(place(name));
@@ -103,9 +130,11 @@ std::vector<fs::path> StoreTarget::small_files() const {
 
 void StoreTarget::publish() {
   if (!put_) unseal();
+  require_alone();
   for (const auto& name : small_files()) {
     const auto size = static_cast<std::int64_t>(fs::file_size(local_ / name));
-    distckpt::send_file({.local = local_ / name, .size = size, .place = place(name)});
+    distckpt::send_file(
+        {.local = local_ / name, .size = size, .place = place(name), .claim = claim_});
   }
   published_ = true;
 }

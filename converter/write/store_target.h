@@ -20,7 +20,8 @@ class StoreTarget {
               const std::vector<std::filesystem::path>& files,
               bool overwrite);
 
-  // Unless published, what was put is removed, and readers of this process see the store again.
+  // Unless published, what this run put is removed, and readers of this process see the store
+  // again.
   ~StoreTarget();
   StoreTarget(const StoreTarget&) = delete;
   StoreTarget& operator=(const StoreTarget&) = delete;
@@ -28,7 +29,8 @@ class StoreTarget {
   // The place of a file whose size will be `bytes`.
   distckpt::UploadedFile weights(const std::filesystem::path& name, std::int64_t bytes);
 
-  // Nobody takes the folder for a checkpoint any more. What was there is gone from now on.
+  // Nobody takes the folder for a checkpoint any more. What was there is gone from now on. Throws
+  // as require_alone() does.
   void unseal();
 
   // The objects of weights are there. This process reads the small files that are still local as if
@@ -36,10 +38,13 @@ class StoreTarget {
   void weights_are_there();
 
   // Sends the files that are still local, in their order, but those that make it a checkpoint
-  // last.
+  // last. Throws Error(kUsage) if another run writes there, too.
   void publish();
 
  private:
+  // Without --overwrite a folder that was empty holds no objects but this run's weights. Throws
+  // Error(kUsage): another run has the same target, and was faster.
+  void require_alone() const;
   distckpt::S3Place place(const std::filesystem::path& name) const;
   std::vector<std::filesystem::path> small_files() const;  // in the order of their sending
 
@@ -48,6 +53,7 @@ class StoreTarget {
   std::vector<std::filesystem::path> files_;
   std::vector<std::filesystem::path> weights_;
   std::vector<std::filesystem::path> there_;  // before
+  distckpt::S3Claim claim_;
   bool put_ = false;
   bool published_ = false;
 };

@@ -29,7 +29,7 @@ std::optional<std::int64_t> cast(DType from_dtype,
 // The value of one element of any dtype; of integers too.
 double element_value(DType dtype, const std::byte* element);
 
-// How many representable values lie between two elements of a floating-point dtype: 0 if equal
+// The representable values between two elements of a floating-point dtype, counted: 0 if equal
 // (also -0 and 0); nothing if either is NaN, or for integers.
 std::optional<std::uint64_t> ulp_distance(DType dtype, const std::byte* a, const std::byte* b);
 

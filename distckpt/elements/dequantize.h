@@ -29,7 +29,7 @@ bool holds(DType stored, Encoding encoding);
 // F32, F16, BF16, F8_E4M3; U8 and F8_E8M0 hold exponents, whose bias is 127.
 bool is_scale(DType dtype);
 
-// How the scales of blocks are combined, in fp32, with the scale of the whole tensor, an F32.
+// The way in which scales of blocks meet, in fp32, the scale of the whole tensor, an F32.
 enum class GlobalScale : std::uint8_t {
   kNone,
   kFactor,   // multiplied by it: ModelOpt's weight_scale_2

@@ -1,4 +1,4 @@
-// How the elements of two stretches of a tensor differ: counts, norms, ulps. Stretches add up: the
+// The difference of two stretches of a tensor: counts, norms, ulps. Stretches add up: the
 // counts in any order, the sums of squares to the same digits if they are added in the same order.
 #pragma once
 

@@ -48,8 +48,8 @@ struct ExecutorOptions {
   int share = 0;
   int num_shares = 1;
 
-  // How far submit() has one thread go through a tensor from front to back, for callbacks that take
-  // its elements in order: with on_read a slab at least.
+  // The part of a tensor that submit() has one thread go through from front to back, for callbacks
+  // that take its elements in order: with on_read a slab at least.
   InOrder in_order = InOrder::kStretches;
 
   // submit() calls it with each stretch of each replica, from several threads at a time. A stretch

@@ -55,7 +55,7 @@ class FileSource : public BoxSource {
   // True if every file that was read was read past the page cache.
   bool reads_directly();
 
-  // How often a chunk was decoded.
+  // The number of times that a chunk was decoded.
   std::int64_t num_decoded() { return chunks_.num_loads(); }
 
  private:

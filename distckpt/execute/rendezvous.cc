@@ -129,13 +129,13 @@ void Rendezvous::meet_as_first(std::string_view agreement) {
       if (joined == job_.size) return write_text(session_file("open", 0), "");
       check_others("joined");
     }
-    if (Clock::now() - start > options_.patience) {
-      std::vector<int> missing;
-      for (int rank = 1; rank < job_.size; ++rank) {
-        if (session_.empty() ? !fs::exists(numbered(folder_, "hello", rank))
-                             : !fs::exists(session_file("joined", rank)))
-          missing.push_back(rank);
-      }
+    const auto waited = Clock::now() - start;
+    if (waited > options_.notice && options_.late) {
+      if (const auto missing = list_missing(); !missing.empty())
+        std::exchange(options_.late, {})(missing.front());
+    }
+    if (waited > options_.patience) {
+      const auto missing = list_missing();
       throw Error(
           ErrorKind::kCancelled,
           fmt::format("of {} ranks these have not come: {}", job_.size, fmt::join(missing, ", ")),
@@ -143,6 +143,17 @@ void Rendezvous::meet_as_first(std::string_view agreement) {
     }
     pause();
   }
+}
+
+// The ranks that have not come yet, on rank 0.
+std::vector<int> Rendezvous::list_missing() const {
+  std::vector<int> missing;
+  for (int rank = 1; rank < job_.size; ++rank) {
+    if (session_.empty() ? !fs::exists(numbered(folder_, "hello", rank))
+                         : !fs::exists(session_file("joined", rank)))
+      missing.push_back(rank);
+  }
+  return missing;
 }
 
 void Rendezvous::meet_as_other(std::string_view agreement) {

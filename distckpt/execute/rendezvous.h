@@ -10,6 +10,7 @@
 #include <string>
 #include <string_view>
 #include <thread>
+#include <vector>
 
 namespace ferry::distckpt {
 
@@ -25,10 +26,12 @@ RankOfJob rank_from_environment();
 
 struct RendezvousOptions {
   std::chrono::milliseconds patience = std::chrono::minutes(5);   // for ranks that have not come
+  std::chrono::milliseconds notice = std::chrono::seconds(10);    // until `late` is called
   std::chrono::milliseconds silence = std::chrono::minutes(2);    // of one that has
   std::chrono::milliseconds heartbeat = std::chrono::seconds(5);  // how often each is heard
-  std::function<bool()> go_on{};  // false: stop waiting, Error(kCancelled)
-  std::function<void()> look{};   // called by other ranks while they wait for rank 0's folder
+  std::function<void(int rank)> late{};  // once on rank 0, with a rank that has not come
+  std::function<bool()> go_on{};         // false: stop waiting, Error(kCancelled)
+  std::function<void()> look{};  // called by other ranks while they wait for rank 0's folder
 };
 
 class Rendezvous {
@@ -62,6 +65,7 @@ class Rendezvous {
 
   void meet_as_first(std::string_view agreement);
   void meet_as_other(std::string_view agreement);
+  std::vector<int> list_missing() const;
   void beat(const std::stop_token& stop);
   void check_failures() const;
   void check_others(std::string_view waiting_for);

@@ -17,7 +17,7 @@ std::int64_t part_bytes_of(std::int64_t size) {
   return std::max(kPartBytes, round_up(ceil_div(size, kMaxParts), std::int64_t{1} << 20));
 }
 
-// Parts that an interrupted run has left.
+// Parts that an interrupted run has left, or that another run sends in vain: the object is there.
 void abort_unfinished(const S3Place& place) {
   const auto unfinished = s3_unfinished(place);
   const auto found = unfinished.find(place.key);
@@ -37,9 +37,9 @@ void send_file(const UploadedFile& file) {
   constexpr std::int64_t kSideBySide = 8;
   const ReadFile reader(file.local);
   const auto part_bytes = part_bytes_of(file.size);
-  if (file.size <= part_bytes) return s3_put(file.place, read_part(reader, 0, file.size));
-  abort_unfinished(file.place);
-  S3Upload upload(file.place);
+  if (file.size <= part_bytes)
+    return s3_put(file.place, read_part(reader, 0, file.size), file.claim);
+  S3Upload upload(file.place, file.claim);
   try {
     side_by_side(ceil_div(file.size, part_bytes), kSideBySide, [&](std::int64_t part) {
       const auto begin = part * part_bytes;
@@ -51,6 +51,7 @@ void send_file(const UploadedFile& file) {
     upload.abort();
     throw;
   }
+  abort_unfinished(file.place);
 }
 
 UploadSink::UploadSink(FileSink& sink,
@@ -72,12 +73,12 @@ UploadSink::UploadSink(FileSink& sink,
     File file{.part_bytes = part_bytes_of(what.size),
               .reader = std::make_unique<ReadFile>(what.local)};
     if (resume && !earlier.empty()) {
-      file.upload = std::make_unique<S3Upload>(what.place, std::move(earlier.back()));
+      file.upload = std::make_unique<S3Upload>(what.place, std::move(earlier.back()), what.claim);
       earlier.pop_back();
     } else {
-      file.upload = std::make_unique<S3Upload>(what.place);
+      file.upload = std::make_unique<S3Upload>(what.place, what.claim);
     }
-    for (const auto& id : earlier) s3_abort(what.place, id);
+    file.others = std::move(earlier);  // one of them may be alive
     file.sent.resize(static_cast<std::size_t>(ceil_div(what.size, file.part_bytes)));
     file.what = std::move(what);
     files_.push_back(std::move(file));
@@ -177,6 +178,8 @@ void UploadSink::complete() {
   send_ready();
   for (auto& file : files_) file.upload->complete(file.what.size);
   completed_ = true;
+  for (const auto& file : files_)
+    for (const auto& id : file.others) s3_abort(file.what.place, id);
 }
 
 std::int64_t UploadSink::kept_bytes() const {

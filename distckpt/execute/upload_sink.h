@@ -21,10 +21,11 @@ struct UploadedFile {
   std::filesystem::path local{};
   std::int64_t size = 0;
   S3Place place{};
+  S3Claim claim{};
 };
 
-// Sends a file that is whole, its parts side by side. Throws Error(kIo): then no object appeared,
-// and the store keeps no part.
+// Sends a file that is whole, its parts side by side. Throws as s3_put() does: then no object
+// appeared, and the store keeps no part.
 void send_file(const UploadedFile& file);
 
 class UploadSink : public BoxSink {
@@ -48,7 +49,7 @@ class UploadSink : public BoxSink {
   // Sends the parts that are complete: whoever writes waits for them.
   void commit(std::span<const ChecksumPart> parts) override;
 
-  // Sends all that is left; then the objects appear.
+  // Sends all that is left; then the objects appear, and unfinished uploads of other runs end.
   void complete();
 
   std::int64_t kept_bytes() const;  // that an earlier run has sent
@@ -58,6 +59,7 @@ class UploadSink : public BoxSink {
     UploadedFile what{};
     std::int64_t part_bytes = 0;
     std::unique_ptr<S3Upload> upload{};
+    std::vector<std::string> others{};  // uploads, of other runs
     std::unique_ptr<ReadFile> reader{};
     std::map<std::int64_t, std::int64_t> written{};  // ranges that are there, begin to end
     std::vector<bool> sent{};                        // by part

@@ -329,7 +329,7 @@ SidePlan plan_side(const std::vector<ModelTensor>& tensors,
   return plan;
 }
 
-// How one piece's elements become the model tensor's. `cast` is for those of another dtype.
+// The way in which a piece's elements become the model tensor's; `cast` is for another dtype's.
 Transform transform_of(const Piece& piece, const ModelTensor& tensor, Transform cast) {
   if (piece.scale >= 0) return Transform::kDequantize;
   return piece.dtype == tensor.dtype ? Transform::kNone : cast;

@@ -81,7 +81,7 @@ struct Schedule {
   std::vector<Task> tasks;
 };
 
-// How far a thread goes through a tensor before another may be ahead of it.
+// The part of a tensor that a thread goes through before another may be ahead of it.
 enum class InOrder : std::uint8_t {
   kStretches,  // as is fastest to read and write
   kSlabs,      // a slab at most: somebody takes the elements in the model's order

@@ -29,7 +29,9 @@ constexpr std::int64_t kDirectAlignment = 4096;
 
 [[noreturn]] void fail_io(const fs::path& path, std::string_view what, int error) {
   const auto kind = error == ENOENT ? ErrorKind::kNotFound : ErrorKind::kIo;
-  throw Error(kind, fmt::format("{}: {}: {}", path.string(), what, system_error_text(error)));
+  throw Error(
+      kind, fmt::format("{}: {}: {}", path.string(), what, system_error_text(error)),
+      error == EMFILE ? "this process may open no more files: raise the limit (ulimit -n)" : "");
 }
 
 int open_retry(const fs::path& path, int flags, mode_t mode = 0) {

@@ -140,7 +140,7 @@ Descriptor open_parent(const fs::path& target) {
 
 }  // namespace
 
-WorkFolder::WorkFolder(fs::path target, bool resume)
+WorkFolder::WorkFolder(fs::path target, bool resume, const fs::path& shown)
     : target_(target.has_filename() ? std::move(target) : target.parent_path()),  // "out/" is "out"
       name_(work_folder(target_).filename().string()),
       held_(work_folder(target_)) {
@@ -148,8 +148,10 @@ WorkFolder::WorkFolder(fs::path target, bool resume)
   parent_ = open_parent(target_);
   lock_ = lock();
   if (!lock_) {
-    throw Error(ErrorKind::kUsage, fmt::format("{}: another run is writing it", target_.string()),
-                "wait for it to end");
+    throw Error(
+        ErrorKind::kUsage,
+        fmt::format("{}: another run is writing it", (shown.empty() ? target_ : shown).string()),
+        "wait for it to end");
   }
   held_.hold(lock_);
   try {

@@ -26,8 +26,8 @@ class WorkFolder {
   // Creates "<parent>/.<name>.ferry" and locks it. Unless `resume` is set, or what is in it was
   // found to be damaged, what an interrupted run left in it is removed first. Throws Error(kUsage)
   // if another run holds it, or if it or something in it is not ours, and Error(kIo) if it cannot
-  // be created.
-  WorkFolder(std::filesystem::path target, bool resume);
+  // be created. `shown` is the target in the message that another run holds it, if it is another.
+  WorkFolder(std::filesystem::path target, bool resume, const std::filesystem::path& shown = {});
 
   // Unless published or kept, removes the working folder and the parents it made.
   ~WorkFolder();

@@ -14,7 +14,7 @@
 
 namespace ferry::models {
 
-// How the ranks of a tensor parallel group work together in a model.
+// The work of the ranks of a tensor parallel group in a model.
 struct TensorParallel {
   const ProcessGroup* group = nullptr;
   bool sequence_parallel = false;

@@ -98,9 +98,9 @@ at::Tensor Experts::forward(const at::Tensor& rows, const at::Tensor& ends) cons
   return results;
 }
 
-// Grouped products are faster from about two choices an expert on (tests/bench/experts_bench.cc).
-// Ranks of an expert tensor parallel group would each add the whole bias, and in kBitwise gather
-// between the products.
+// Grouped products are faster from about two choices an expert on
+// (tests/bench/kernels/experts_bench.cc). Ranks of an expert tensor parallel group would each add
+// the whole bias, and in kBitwise gather between the products.
 bool Experts::takes_few(const at::Tensor& choices) const {
   const bool knows_activation = setup_.config.activation == Activation::kSilu ||
                                 setup_.config.activation == Activation::kQuickGeglu;

@@ -109,11 +109,11 @@ Routing TopKRouter::route(const at::Tensor& x, const at::Tensor& given, bool gen
                       config.moe_router_topk_scaling_factor;
     return routing;
   }
-  const SigmoidChoice of_sigmoids{.topk = topk,  // DeepSeek-V3
-                                  .groups = std::max<std::int64_t>(config.moe_router_num_groups, 1),
-                                  .group_topk =
-                                      std::max<std::int64_t>(config.moe_router_group_topk, 1),
-                                  .scaling_factor = config.moe_router_topk_scaling_factor};
+  const SigmoidChoice of_sigmoids{
+      .topk = topk,  // DeepSeek-V3
+      .groups = std::max<std::int64_t>(config.moe_router_num_groups, 1),
+      .group_topk = std::max<std::int64_t>(config.moe_router_group_topk, 1),
+      .scaling_factor = config.moe_router_topk_scaling_factor};
   if (generates && !replays &&
       chooses_by_sigmoid(weight_.size(0), of_sigmoids, x.device(), setup_.alignment())) {
     auto [experts, weights] = choose_by_sigmoid(routing.logits, expert_bias_, of_sigmoids);

@@ -29,7 +29,7 @@ class TopKRouter {
 
  private:
   Routing route(const at::Tensor& x, const at::Tensor& given, bool generates) const;
-  // By softmax, where weights have the logits' dtype.
+  // True for a choice by softmax whose weights have the logits' dtype.
   bool chooses_in_one_kernel(const at::Tensor& x) const;
 
   const ModelSetup& setup_;

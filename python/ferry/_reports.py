@@ -121,7 +121,7 @@ class VerifyReport:
 
 @dataclass(frozen=True)
 class Difference:
-    """How elements differ. Norms are those of the Frobenius kind.
+    """The difference of elements. Norms are those of the Frobenius kind.
 
     Attributes:
         elements, changed: their numbers
@@ -165,7 +165,7 @@ class LayerDiff:
 
 @dataclass(frozen=True)
 class DiffReport:
-    """How the weights of two checkpoints differ. True in a condition if they do not.
+    """The difference of the weights of two checkpoints. True in a condition if they do not.
 
     Attributes:
         tensors: that both hold, also equal ones; unpaired: that cannot be compared
@@ -414,7 +414,7 @@ def _layer(found: Dict[str, Any]) -> LayerDiff:
 def diff(left: Path, right: Path, *, left_iteration: Iteration = None, right_iteration: Iteration = None, hf_config: Optional[Path] = None,
          include: Globs = (), exclude: Globs = (), threads: int = 0, max_memory: Size = "192MiB",
          progress: Progress = None) -> DiffReport:
-    """How the weights of two checkpoints differ, per tensor and per layer: `ferry diff`. Arguments as in verify()."""
+    """Tells how the weights of two checkpoints differ, per tensor and per layer: `ferry diff`. Arguments as in verify()."""
     options = {name: value for name, value in locals().items() if name != "progress"}
     found = report("diff", options, progress)
     return DiffReport(identical=found["identical"], left=Place(**found["left"]), right=Place(**found["right"]), family=found["family"],

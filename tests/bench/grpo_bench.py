@@ -136,7 +136,7 @@ def expect(value, expected, what):
 
 
 def training_flops(config, sequences, length):
-    """trainer/metrics/flops.h, of a dense model or of one whose layers all have experts; None of others"""
+    """training_flops() of models/spec/costs.h, of a dense model or of one whose layers all have experts; None of others"""
     if "linear_attention" in config.get("layer_types", []):
         return None
     hidden, layers, heads, dim = (config[key] for key in ("hidden_size", "num_hidden_layers", "num_attention_heads", "head_dim"))

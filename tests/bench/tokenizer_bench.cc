@@ -1,5 +1,5 @@
-// How fast texts become tokens and tokens texts: what tests/bench/tokenizer_bench.py runs beside
-// the tokenizers package.
+// The speed at which texts become tokens and tokens texts: tests/bench/tokenizer_bench.py runs it
+// beside the tokenizers package.
 //
 //   tokenizer_bench TOKENIZER_JSON CORPUS THREADS ROUNDS
 //

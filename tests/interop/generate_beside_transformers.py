@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How many log-probabilities of generated tokens differ from those of a full forward of the finished sequence, alone: of `ferry
+"""Counts log-probabilities of generated tokens that differ from those of a full forward of the finished sequence, alone: of `ferry
 generate`, beside the transformers' forward; and of transformers' own generate, beside its own forward. bf16 on the host, eager attention.
 
     generate_beside_transformers.py CHECKPOINT [--prompts 16] [--prompt-tokens 5,24] [--max-tokens 32] [--temperature 1]

@@ -1,6 +1,6 @@
 // Counts the log-probabilities of a long random load that have other bytes in the trainer's
-// forward, and the tokens that go to other experts in it. Prints one JSON object for each model. On a GPU as on
-// the host.
+// forward, and the tokens that go to other experts in it. Prints one JSON object for each model. On
+// a GPU as on the host.
 //   bitwise_tool TOKENS [cuda]
 #include <ATen/Parallel.h>
 

@@ -45,6 +45,9 @@ def test_what_is_no_checkout_is_checked_whole(tmp_path, inside):
     ("// Which of them is first.", True),
     ("  int x;  // Of the rank.", True),
     ("// In which order they come.", True),
+    ("// How they come.", True),
+    ("// And the last.", True),
+    ("// Order of the ranks.", False),
     ("// The rank that is first.", False),
     ("// Ofter than that.", False),
     ('  print("// Which");', False),
@@ -252,6 +255,22 @@ def test_sources_mention_documents_that_exist(tmp_path):
     said = []
     assert lint_documents.run(tmp_path, ["a.cc"], said.append) == (0, 1, 0)
     assert said[0] == "a.cc:1: there is no docs" + "/none.md"
+
+
+@pytest.mark.parametrize("name, text, line", [
+    ("trainer/a.cc", "int a;  // see {room}/none.h\n", 1),
+    ("trainer/a.cc", "// As\n// {room}/none.h says.\n", 2),
+    ("trainer/a.cc", "// See {room}/a.cc, and a.cc.\n", 0),
+    ("trainer/deep/b.h", "// See deep/c.h and {room}/deep/*.h.\n", 0),
+    ("trainer/a.cc", "// The losses of verl's\n// {room}/none.py.\n", 0),
+    ("trainer/a.cc", 'auto a = "{room}/none.h";\n', 0),
+    ("trainer/a.py", 'def a():\n    """Those of {room}/none.h"""\n', 2),
+    ("trainer/a.py", "a = 1  # {room}/none.py\n", 1),
+])
+def test_comments_name_files_that_exist(tmp_path, name, text, line):
+    (tmp_path / name).parent.mkdir(parents=True)
+    (tmp_path / name).write_text(text.replace("{room}", "trainer"))
+    assert [number for number, _ in lint_documents.mention_trouble(tmp_path, name)] == ([line] if line else [])
 
 
 def test_architecture_names_every_folder_of_a_room(tmp_path):

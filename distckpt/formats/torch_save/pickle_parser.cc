@@ -1,21 +1,20 @@
+#include "distckpt/formats/torch_save/pickle_parser.h"
+
 #include <algorithm>
 #include <limits>
 #include <memory>
 #include <span>
 #include <utility>
 
-#include "distckpt/base/error.h"
-#include "distckpt/formats/torch_save/pickle.h"
-#include "distckpt/formats/torch_save/pickle_nodes.h"
 #include "distckpt/formats/torch_save/pickle_opcodes.h"
 
 namespace ferry::distckpt::detail {
 namespace {
 
-constexpr std::size_t kMaxGlobals = 10'000;
 constexpr int kMaxProtocol = 5;
 
-// Python's "surrogatepass": lone surrogates count as valid, since its pickles hold them.
+}  // namespace
+
 bool is_utf8(std::string_view text) {
   std::size_t i = 0;
   const auto byte = [&](std::size_t at) { return static_cast<unsigned char>(text[at]); };
@@ -47,184 +46,31 @@ bool is_utf8(std::string_view text) {
   return true;
 }
 
-// Python's pickle machine, with values in place of objects.
-class Parser {
- public:
-  Parser(PickleNodes& nodes, const PickleOptions& options)
-      : nodes_(nodes), bytes_(nodes.bytes), options_(options) {}
+void PickleParser::run() {
+  require(bytes_.size() <= std::numeric_limits<std::uint32_t>::max(), ErrorKind::kCorrupt,
+          "{}: a pickle of {} bytes; this reader takes up to 4 GiB", nodes_.source, bytes_.size());
+  if (bytes_.size() < 2 || bytes_[0] != '\x80') {
+    fail(ErrorKind::kCorrupt, "{}: no pickle of protocol 2 or later begins at byte {}",
+         nodes_.source, nodes_.first_byte);
+  }
+  // A typical .metadata has a cell in eight bytes.
+  nodes_.cells.reserve(bytes_.size() / 8 + 16);
+  static const Steps steps = make_steps();
+  while (!is_done_) step(steps);
+}
 
-  void run() {
-    require(bytes_.size() <= std::numeric_limits<std::uint32_t>::max(), ErrorKind::kCorrupt,
-            "{}: a pickle of {} bytes; this reader takes up to 4 GiB", nodes_.source,
-            bytes_.size());
-    if (bytes_.size() < 2 || bytes_[0] != '\x80') {
-      fail(ErrorKind::kCorrupt, "{}: no pickle of protocol 2 or later begins at byte {}",
-           nodes_.source, nodes_.first_byte);
-    }
-    // A typical .metadata has a cell in eight bytes.
-    nodes_.cells.reserve(bytes_.size() / 8 + 16);
-    while (!is_done_) step();
+void PickleParser::check_protocol(int protocol) const {
+  if (protocol < 2 || protocol > kMaxProtocol) {
+    corrupt(fmt::format("is of protocol {}", protocol));
   }
+}
 
- private:
-  void step();
+void PickleParser::push_string(std::uint64_t length) {
+  if (!is_utf8(take(length))) corrupt("has a string that is not UTF-8");
+  push_at(PickleKind::kString);
+}
 
-  [[noreturn]] void corrupt(std::string_view what) const {
-    fail(ErrorKind::kCorrupt, "{}: the pickle {} at byte {}", nodes_.source, what,
-         nodes_.first_byte + static_cast<std::int64_t>(opcode_));
-  }
-
-  // Source bytes.
-  std::string_view take(std::uint64_t count) {
-    if (count > bytes_.size() - position_) corrupt("is cut short");
-    const std::string_view taken = bytes_.substr(position_, static_cast<std::size_t>(count));
-    position_ += taken.size();
-    return taken;
-  }
-  template <typename T>
-  T take_as() {
-    return load<T>(take(sizeof(T)).data());
-  }
-  std::string_view take_line() {
-    const std::size_t end = bytes_.find('\n', position_);
-    if (end == std::string_view::npos) corrupt("has a line without an end");
-    const std::string_view line = take(end - position_);
-    ++position_;
-    return line;
-  }
-
-  // The stack. What lies below the last mark is out of reach until the mark is taken.
-  void push(Cell cell) { stack_.push_back(cell); }
-  void push_at(PickleKind kind) { push(cell_of(kind, opcode_)); }
-  Cell pop() {
-    need(1);
-    const Cell cell = stack_.back();
-    stack_.pop_back();
-    return cell;
-  }
-  Cell& top() {
-    need(1);
-    return stack_.back();
-  }
-  std::size_t floor() const { return marks_.empty() ? 0 : marks_.back(); }
-  void need(std::size_t count) const {
-    if (stack_.size() - floor() < count) corrupt("takes a value that is not there");
-  }
-  // The index of the first value above the last mark. The caller truncates the stack to that.
-  std::size_t pop_mark() {
-    if (marks_.empty()) corrupt("takes a mark that is not there");
-    const std::size_t mark = marks_.back();
-    marks_.pop_back();
-    return mark;
-  }
-  std::span<const Cell> above(std::size_t mark) const { return std::span(stack_).subspan(mark); }
-
-  // The memo.
-  void memoise(std::uint64_t index) {
-    const Cell cell = top();
-    // Python counts up from 0, so an index beyond the number of bytes is no index.
-    if (index >= bytes_.size()) corrupt("memoises under an absurd number");
-    if (index >= memo_.size()) memo_.resize(static_cast<std::size_t>(index) + 1, kAbsent);
-    if (memo_[index] == kAbsent) ++memo_count_;
-    memo_[index] = cell;
-  }
-  void recall(std::uint64_t index) {
-    if (index >= memo_.size() || memo_[index] == kAbsent) corrupt("recalls what it never memoised");
-    push(memo_[index]);
-  }
-
-  // Containers.
-  // Growing lists leave up to four cells behind for each value, and sets repeat what they are made
-  // of. More comes only of copies made over and over.
-  void check_room(std::uint64_t count) const {
-    constexpr std::uint64_t kMaxCellsPerByte = 8;
-    if (nodes_.cells.size() + count > kMaxCellsPerByte * bytes_.size() + 16) {
-      corrupt("holds more values than its bytes can spell");
-    }
-  }
-  Cell make_tuple(std::span<const Cell> elements) {
-    if (elements.empty()) return kEmptyTupleCell;
-    check_room(elements.size() + 1);
-    const Cell cell = cell_of(PickleKind::kTuple, nodes_.cells.size());
-    nodes_.cells.push_back(elements.size());
-    nodes_.cells.insert(nodes_.cells.end(), elements.begin(), elements.end());
-    return cell;
-  }
-  Cell make_sequence(PickleKind kind, std::span<const Cell> cells = {}) {
-    const Cell cell = cell_of(kind, nodes_.sequences.size());
-    nodes_.sequences.emplace_back();
-    append(cell, cells);
-    return cell;
-  }
-  void append(Cell sequence, std::span<const Cell> cells);
-  void push_tuple(std::size_t count) {
-    need(count);
-    const Cell tuple = make_tuple(above(stack_.size() - count));
-    stack_.resize(stack_.size() - count);
-    push(tuple);
-  }
-
-  Cell make_object(Cell class_name, Cell args) {
-    const Cell cell = cell_of(PickleKind::kObject, nodes_.objects.size());
-    nodes_.objects.push_back({class_name, args, kNoneCell});
-    return cell;
-  }
-  // The dict or list that SETITEMS or APPENDS fill: the target, or one that an object carries.
-  Cell fillable(Cell target, PickleKind kind) {
-    if (kind_of(target) == kind) return target;
-    if (kind_of(target) != PickleKind::kObject) {
-      corrupt(kind == PickleKind::kDict ? "sets items of what is not a dict"
-                                        : "appends to what is not a list");
-    }
-    ObjectExtras& extras = nodes_.extras[payload_of(target)];
-    Cell& cell = kind == PickleKind::kDict ? extras.items : extras.appended;
-    if (cell == kNoneCell) cell = make_sequence(kind);
-    return cell;
-  }
-
-  // Opcodes with more to them.
-  void check_protocol(int protocol) const {
-    if (protocol < 2 || protocol > kMaxProtocol) {
-      corrupt(fmt::format("is of protocol {}", protocol));
-    }
-  }
-  void push_string(std::uint64_t length) {
-    if (!is_utf8(take(length))) corrupt("has a string that is not UTF-8");
-    push_at(PickleKind::kString);
-  }
-  void push_bytes(std::uint64_t length) {
-    take(length);
-    push_at(PickleKind::kBytes);
-  }
-  void push_int(std::int64_t value) {
-    push(cell_of(PickleKind::kInt, static_cast<std::uint64_t>(value)));
-  }
-  void push_long(std::uint64_t length);
-  void check_items(std::span<const Cell> cells) const;
-  void collect(unsigned char op);
-  void fill(unsigned char op, std::size_t first);
-  void push_global(std::string_view module, std::string_view name);
-  void stack_global();
-  void reduce();
-  void new_object();
-  void build();
-  void stop();
-
-  PickleNodes& nodes_;
-  const std::string_view bytes_;
-  const PickleOptions& options_;
-  std::size_t position_ = 0;
-  std::size_t opcode_ = 0;  // where the opcode at hand stands
-  bool is_done_ = false;
-
-  std::vector<Cell> stack_;
-  std::vector<std::size_t> marks_;
-  std::vector<Cell> memo_;
-  std::uint64_t memo_count_ = 0;
-  std::unordered_map<std::string_view, std::uint64_t> global_index_;
-};
-
-void Parser::append(Cell sequence_cell, std::span<const Cell> cells) {
+void PickleParser::append(Cell sequence_cell, std::span<const Cell> cells) {
   Sequence& sequence = nodes_.sequences[payload_of(sequence_cell)];
   const std::uint64_t count = sequence.count + cells.size();
   if (count > std::numeric_limits<std::uint32_t>::max())
@@ -248,7 +94,7 @@ void Parser::append(Cell sequence_cell, std::span<const Cell> cells) {
   sequence.count = static_cast<std::uint32_t>(count);
 }
 
-void Parser::push_long(std::uint64_t length) {
+void PickleParser::push_long(std::uint64_t length) {
   const std::string_view digits = take(length);
   if (digits.size() > 8) {
     push_at(PickleKind::kBigInt);
@@ -266,7 +112,7 @@ void Parser::push_long(std::uint64_t length) {
 }
 
 // Keys and values in turns, the keys of a kind that Python would take.
-void Parser::check_items(std::span<const Cell> cells) const {
+void PickleParser::check_items(std::span<const Cell> cells) const {
   if (cells.size() % 2 != 0) corrupt("has a key without a value");
   for (std::size_t i = 0; i < cells.size(); i += 2) {
     const auto kind = kind_of(cells[i]);
@@ -277,7 +123,7 @@ void Parser::check_items(std::span<const Cell> cells) const {
 }
 
 // Makes one value of those above the last mark.
-void Parser::collect(unsigned char op) {
+void PickleParser::collect(unsigned char op) {
   const std::size_t mark = pop_mark();
   const std::span<const Cell> cells = above(mark);
   if (op == opcode::kDict) check_items(cells);
@@ -289,8 +135,19 @@ void Parser::collect(unsigned char op) {
   push(made);
 }
 
+void PickleParser::fill_with(unsigned char op, std::size_t count) {
+  need(count + 1);
+  fill(op, stack_.size() - count);
+}
+
+void PickleParser::fill_above_mark(unsigned char op) {
+  const std::size_t mark = pop_mark();
+  if (mark == floor()) corrupt("takes a value that is not there");
+  fill(op, mark);
+}
+
 // The values from `first` on go into the container below them.
-void Parser::fill(unsigned char op, std::size_t first) {
+void PickleParser::fill(unsigned char op, std::size_t first) {
   const std::span<const Cell> cells = above(first);
   const Cell target = stack_[first - 1];
   if (op == opcode::kAddItems) {
@@ -305,250 +162,111 @@ void Parser::fill(unsigned char op, std::size_t first) {
   stack_.resize(first);
 }
 
-// True if Python could import it. A line break in a name would be the end of it where the global is
-// written again, and what follows would be opcodes.
-bool is_dotted_name(std::string_view text) {
-  const bool has_control =
-      std::ranges::any_of(text, [](char c) { return (c >= 0 && c < 0x20) || c == 0x7F; });
-  return !has_control && is_utf8(text) && !text.starts_with('.') && !text.ends_with('.') &&
-         text.find("..") == std::string_view::npos;
-}
-
-void Parser::push_global(std::string_view module, std::string_view name) {
-  const std::string full = fmt::format("{}.{}", module, name);
-  if (full.size() > kMaxGlobalName || !is_dotted_name(full)) {
-    corrupt("has a global without a proper name");
-  }
-  auto found = global_index_.find(full);
-  if (found == global_index_.end()) {
-    const bool is_allowed =
-        std::ranges::any_of(options_.allowed_globals, [&](std::string_view allowed) {
-          return allowed.ends_with('.') ? full.starts_with(allowed) : full == allowed;
-        });
-    if (!is_allowed) {
-      throw Error(ErrorKind::kCorrupt,
-                  fmt::format("{}: the pickle names {} at byte {}, which is outside the closed set "
-                              "that is read (nothing was executed)",
-                              nodes_.source, printable(full, 200),
-                              nodes_.first_byte + static_cast<std::int64_t>(opcode_)),
-                  options_.foreign_hint);
-    }
-    if (nodes_.globals.size() == kMaxGlobals) corrupt("names too many globals");
-    nodes_.globals.push_back(full);
-    found = global_index_.emplace(nodes_.globals.back(), nodes_.globals.size() - 1).first;
-  }
-  push(cell_of(PickleKind::kGlobal, found->second));
-}
-
-void Parser::stack_global() {
-  const Cell name = pop();
-  const Cell module = pop();
-  if (kind_of(name) != PickleKind::kString || kind_of(module) != PickleKind::kString) {
-    corrupt("has a global without a proper name");
-  }
-  push_global(nodes_.text_at(payload_of(module)), nodes_.text_at(payload_of(name)));
-}
-
-void Parser::reduce() {
-  const Cell args = pop();
-  const Cell function = pop();
-  if (kind_of(function) != PickleKind::kGlobal || kind_of(args) != PickleKind::kTuple) {
-    corrupt("calls what is not a global with a tuple");
-  }
-  const std::string_view name = nodes_.globals[payload_of(function)];
-  const auto inside = nodes_.inside(args);
-  if (name == "__builtin__.getattr" || name == "builtins.getattr") {
-    // A class inside a class: a name again, of the closed set like every other.
-    const bool names = inside.size() == 2 && kind_of(inside[0]) == PickleKind::kGlobal &&
-                       kind_of(inside[1]) == PickleKind::kString;
-    if (!names) corrupt("takes an attribute of what is not a global");
-    push_global(nodes_.globals[payload_of(inside[0])], nodes_.text_at(payload_of(inside[1])));
-  } else if (inside.empty() && (name == "collections.OrderedDict" || name == "builtins.dict" ||
-                                name == "__builtin__.dict")) {
-    push(make_sequence(PickleKind::kDict));
-  } else if (inside.size() <= 1 && (name == "builtins.set" || name == "builtins.frozenset" ||
-                                    name == "__builtin__.set" || name == "__builtin__.frozenset")) {
-    std::vector<Cell> elements;
-    if (!inside.empty()) {
-      const Cell from = inside[0];
-      if (kind_of(from) != PickleKind::kList && kind_of(from) != PickleKind::kTuple) {
-        corrupt("makes a set of what is not a list");
-      }
-      const auto inner = nodes_.inside(from);
-      elements.assign(inner.begin(), inner.end());
-    }
-    push(make_sequence(PickleKind::kSet, elements));
-  } else {
-    push(make_object(function, args));
-  }
-}
-
-void Parser::new_object() {
-  const Cell args = pop();
-  const Cell class_name = pop();
-  if (kind_of(class_name) != PickleKind::kGlobal || kind_of(args) != PickleKind::kTuple) {
-    corrupt("instantiates what is not a global with a tuple");
-  }
-  push(make_object(class_name, args));
-}
-
-void Parser::build() {
-  Cell state = pop();
-  const Cell target = top();
-  // An OrderedDict may carry attributes (torch's _metadata): they say nothing about its items.
-  if (kind_of(target) == PickleKind::kDict) return;
-  if (kind_of(target) != PickleKind::kObject) corrupt("sets the state of what is not an object");
-  // Objects with __slots__ have (None or {}, {slot: value}).
-  if (kind_of(state) == PickleKind::kTuple) {
-    const auto inside = nodes_.inside(state);
-    if (inside.size() == 2) {
-      const Cell attributes = inside[0];
-      const Cell slots = inside[1];
-      const bool has_attributes =
-          attributes != kNoneCell &&
-          (kind_of(attributes) != PickleKind::kDict || !nodes_.inside(attributes).empty());
-      if (!has_attributes && kind_of(slots) == PickleKind::kDict) state = slots;
-    }
-  }
-  nodes_.objects[payload_of(target)].state = state;
-}
-
-void Parser::stop() {
-  nodes_.root = pop();
-  if (!stack_.empty() || !marks_.empty()) corrupt("stops with values left over");
-  if (position_ != bytes_.size()) corrupt("stops before its end");
-  is_done_ = true;
-}
-
 // One opcode.
-void Parser::step() {
+void PickleParser::step(const Steps& steps) {
   opcode_ = position_;
   if (position_ == bytes_.size()) corrupt("is cut short");
-  const auto op = static_cast<unsigned char>(bytes_[position_++]);
-  switch (op) {
-    case opcode::kProto:
-      return check_protocol(take_as<std::uint8_t>());
-    case opcode::kFrame:  // how far the next reads reach: a promise, no more
-      if (take_as<std::uint64_t>() > bytes_.size() - position_) corrupt("is cut short");
-      return;
-    case opcode::kStop:
-      return stop();
-
-    case opcode::kNone:
-      return push(kNoneCell);
-    case opcode::kNewTrue:
-      return push(cell_of(PickleKind::kBool, 1));
-    case opcode::kNewFalse:
-      return push(cell_of(PickleKind::kBool, 0));
-    case opcode::kBinInt1:
-      return push_int(take_as<std::uint8_t>());
-    case opcode::kBinInt2:
-      return push_int(take_as<std::uint16_t>());
-    case opcode::kBinInt:
-      return push_int(take_as<std::int32_t>());
-    case opcode::kLong1:
-      return push_long(take_as<std::uint8_t>());
-    case opcode::kLong4:
-      return push_long(take_as<std::uint32_t>());
-    case opcode::kBinFloat:
-      take(8);
-      return push_at(PickleKind::kFloat);
-    case opcode::kShortBinUnicode:
-      return push_string(take_as<std::uint8_t>());
-    case opcode::kBinUnicode:
-      return push_string(take_as<std::uint32_t>());
-    case opcode::kBinUnicode8:
-      return push_string(take_as<std::uint64_t>());
-    case opcode::kShortBinString:
-    case opcode::kShortBinBytes:
-      return push_bytes(take_as<std::uint8_t>());
-    case opcode::kBinString:
-    case opcode::kBinBytes:
-      return push_bytes(take_as<std::uint32_t>());
-    case opcode::kBinBytes8:
-    case opcode::kByteArray8:
-      return push_bytes(take_as<std::uint64_t>());
-
-    case opcode::kEmptyTuple:
-      return push(kEmptyTupleCell);
-    case opcode::kTuple1:
-      return push_tuple(1);
-    case opcode::kTuple2:
-      return push_tuple(2);
-    case opcode::kTuple3:
-      return push_tuple(3);
-    case opcode::kEmptyList:
-      return push(make_sequence(PickleKind::kList));
-    case opcode::kEmptyDict:
-      return push(make_sequence(PickleKind::kDict));
-    case opcode::kEmptySet:
-      return push(make_sequence(PickleKind::kSet));
-
-    case opcode::kMark:
-      return marks_.push_back(stack_.size());
-    case opcode::kTuple:
-    case opcode::kList:
-    case opcode::kDict:
-    case opcode::kFrozenSet:
-      return collect(op);
-    case opcode::kAppend:
-    case opcode::kSetItem:
-      need(op == opcode::kAppend ? 2 : 3);
-      return fill(op, stack_.size() - (op == opcode::kAppend ? 1 : 2));
-    case opcode::kAppends:
-    case opcode::kSetItems:
-    case opcode::kAddItems: {
-      const std::size_t mark = pop_mark();
-      if (mark == floor()) corrupt("takes a value that is not there");
-      return fill(op, mark);
-    }
-
-    case opcode::kPop:
-      pop();
-      return;
-    case opcode::kPopMark:
-      return stack_.resize(pop_mark());
-    case opcode::kDup:
-      return push(Cell{top()});
-
-    case opcode::kBinPut:
-      return memoise(take_as<std::uint8_t>());
-    case opcode::kLongBinPut:
-      return memoise(take_as<std::uint32_t>());
-    case opcode::kMemoize:
-      return memoise(memo_count_);
-    case opcode::kBinGet:
-      return recall(take_as<std::uint8_t>());
-    case opcode::kLongBinGet:
-      return recall(take_as<std::uint32_t>());
-
-    case opcode::kGlobal: {
-      const std::string_view module = take_line();
-      return push_global(module, take_line());
-    }
-    case opcode::kStackGlobal:
-      return stack_global();
-    case opcode::kReduce:
-      return reduce();
-    case opcode::kNewObj:
-      return new_object();
-    case opcode::kNewObjEx:
-      if (kind_of(pop()) != PickleKind::kDict) corrupt("has keywords that are not a dict");
-      return new_object();
-    case opcode::kBuild:
-      return build();
-    case opcode::kBinPersId: {
-      const Cell id = pop();
-      nodes_.cells.push_back(id);
-      return push(cell_of(PickleKind::kPersistentId, nodes_.cells.size() - 1));
-    }
-
-    default:
-      corrupt(fmt::format("has opcode 0x{:02x}, which this reader does not know,", op));
-  }
+  steps[static_cast<unsigned char>(bytes_[position_++])](*this);
 }
 
-}  // namespace
+PickleParser::Steps PickleParser::make_steps() {
+  Steps steps{};
+  steps.fill([](PickleParser& p) {
+    p.corrupt(fmt::format("has opcode 0x{:02x}, which this reader does not know,",
+                          static_cast<unsigned char>(p.bytes_[p.opcode_])));
+  });
+  steps[opcode::kProto] = [](PickleParser& p) { p.check_protocol(p.take_as<std::uint8_t>()); };
+  // A frame says how far the next reads reach: a promise, no more.
+  steps[opcode::kFrame] = [](PickleParser& p) {
+    if (p.take_as<std::uint64_t>() > p.bytes_.size() - p.position_) p.corrupt("is cut short");
+  };
+  steps[opcode::kStop] = [](PickleParser& p) { p.stop(); };
+  add_values(steps);
+  add_texts(steps);
+  add_containers(steps);
+  add_stack_and_memo(steps);
+  add_objects(steps);
+  return steps;
+}
+
+void PickleParser::add_values(Steps& steps) {
+  steps[opcode::kNone] = [](PickleParser& p) { p.push(kNoneCell); };
+  steps[opcode::kNewTrue] = [](PickleParser& p) { p.push(cell_of(PickleKind::kBool, 1)); };
+  steps[opcode::kNewFalse] = [](PickleParser& p) { p.push(cell_of(PickleKind::kBool, 0)); };
+  steps[opcode::kBinInt1] = [](PickleParser& p) { p.push_int(p.take_as<std::uint8_t>()); };
+  steps[opcode::kBinInt2] = [](PickleParser& p) { p.push_int(p.take_as<std::uint16_t>()); };
+  steps[opcode::kBinInt] = [](PickleParser& p) { p.push_int(p.take_as<std::int32_t>()); };
+  steps[opcode::kLong1] = [](PickleParser& p) { p.push_long(p.take_as<std::uint8_t>()); };
+  steps[opcode::kLong4] = [](PickleParser& p) { p.push_long(p.take_as<std::uint32_t>()); };
+  steps[opcode::kBinFloat] = [](PickleParser& p) {
+    p.take(8);
+    p.push_at(PickleKind::kFloat);
+  };
+}
+
+void PickleParser::add_texts(Steps& steps) {
+  steps[opcode::kShortBinUnicode] = [](PickleParser& p) {
+    p.push_string(p.take_as<std::uint8_t>());
+  };
+  steps[opcode::kBinUnicode] = [](PickleParser& p) { p.push_string(p.take_as<std::uint32_t>()); };
+  steps[opcode::kBinUnicode8] = [](PickleParser& p) { p.push_string(p.take_as<std::uint64_t>()); };
+  steps[opcode::kShortBinString] = steps[opcode::kShortBinBytes] = [](PickleParser& p) {
+    p.push_bytes(p.take_as<std::uint8_t>());
+  };
+  steps[opcode::kBinString] =
+      steps[opcode::kBinBytes] = [](PickleParser& p) { p.push_bytes(p.take_as<std::uint32_t>()); };
+  steps[opcode::kBinBytes8] = steps[opcode::kByteArray8] = [](PickleParser& p) {
+    p.push_bytes(p.take_as<std::uint64_t>());
+  };
+}
+
+void PickleParser::add_containers(Steps& steps) {
+  steps[opcode::kEmptyTuple] = [](PickleParser& p) { p.push(kEmptyTupleCell); };
+  steps[opcode::kTuple1] = [](PickleParser& p) { p.push_tuple(1); };
+  steps[opcode::kTuple2] = [](PickleParser& p) { p.push_tuple(2); };
+  steps[opcode::kTuple3] = [](PickleParser& p) { p.push_tuple(3); };
+  steps[opcode::kEmptyList] = [](PickleParser& p) { p.push(p.make_sequence(PickleKind::kList)); };
+  steps[opcode::kEmptyDict] = [](PickleParser& p) { p.push(p.make_sequence(PickleKind::kDict)); };
+  steps[opcode::kEmptySet] = [](PickleParser& p) { p.push(p.make_sequence(PickleKind::kSet)); };
+  steps[opcode::kTuple] = [](PickleParser& p) { p.collect(opcode::kTuple); };
+  steps[opcode::kList] = [](PickleParser& p) { p.collect(opcode::kList); };
+  steps[opcode::kDict] = [](PickleParser& p) { p.collect(opcode::kDict); };
+  steps[opcode::kFrozenSet] = [](PickleParser& p) { p.collect(opcode::kFrozenSet); };
+  steps[opcode::kAppend] = [](PickleParser& p) { p.fill_with(opcode::kAppend, 1); };
+  steps[opcode::kSetItem] = [](PickleParser& p) { p.fill_with(opcode::kSetItem, 2); };
+  steps[opcode::kAppends] = [](PickleParser& p) { p.fill_above_mark(opcode::kAppends); };
+  steps[opcode::kSetItems] = [](PickleParser& p) { p.fill_above_mark(opcode::kSetItems); };
+  steps[opcode::kAddItems] = [](PickleParser& p) { p.fill_above_mark(opcode::kAddItems); };
+}
+
+void PickleParser::add_stack_and_memo(Steps& steps) {
+  steps[opcode::kMark] = [](PickleParser& p) { p.marks_.push_back(p.stack_.size()); };
+  steps[opcode::kPop] = [](PickleParser& p) { p.pop(); };
+  steps[opcode::kPopMark] = [](PickleParser& p) { p.stack_.resize(p.pop_mark()); };
+  steps[opcode::kDup] = [](PickleParser& p) { p.push(Cell{p.top()}); };
+  steps[opcode::kBinPut] = [](PickleParser& p) { p.memoise(p.take_as<std::uint8_t>()); };
+  steps[opcode::kLongBinPut] = [](PickleParser& p) { p.memoise(p.take_as<std::uint32_t>()); };
+  steps[opcode::kMemoize] = [](PickleParser& p) { p.memoise(p.memo_count_); };
+  steps[opcode::kBinGet] = [](PickleParser& p) { p.recall(p.take_as<std::uint8_t>()); };
+  steps[opcode::kLongBinGet] = [](PickleParser& p) { p.recall(p.take_as<std::uint32_t>()); };
+}
+
+void PickleParser::add_objects(Steps& steps) {
+  steps[opcode::kGlobal] = [](PickleParser& p) {
+    const std::string_view module = p.take_line();
+    p.push_global(module, p.take_line());
+  };
+  steps[opcode::kStackGlobal] = [](PickleParser& p) { p.stack_global(); };
+  steps[opcode::kReduce] = [](PickleParser& p) { p.reduce(); };
+  steps[opcode::kNewObj] = [](PickleParser& p) { p.new_object(); };
+  steps[opcode::kNewObjEx] = [](PickleParser& p) {
+    if (kind_of(p.pop()) != PickleKind::kDict) p.corrupt("has keywords that are not a dict");
+    p.new_object();
+  };
+  steps[opcode::kBuild] = [](PickleParser& p) { p.build(); };
+  steps[opcode::kBinPersId] = [](PickleParser& p) { p.push_persistent_id(); };
+}
+
 }  // namespace ferry::distckpt::detail
 
 namespace ferry::distckpt {
@@ -558,7 +276,7 @@ Pickle Pickle::parse(std::string bytes, const PickleOptions& options) {
   nodes->bytes = std::move(bytes);
   nodes->source = options.source;
   nodes->first_byte = options.first_byte;
-  detail::Parser(*nodes, options).run();
+  detail::PickleParser(*nodes, options).run();
   return Pickle(std::move(nodes));
 }
 

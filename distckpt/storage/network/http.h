@@ -62,7 +62,7 @@ struct HttpRequest {
   std::function<void(const HttpResponse&)> accept{};
 };
 
-// How one try went.
+// The outcome of one try.
 struct HttpAttempt {
   HttpResponse response{};
   std::int64_t received = 0;  // bytes in HttpRequest::into

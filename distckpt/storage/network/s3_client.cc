@@ -110,8 +110,13 @@ HttpRequest s3_request(std::string method, const S3Place& place, const S3Query& 
 
 HttpResponse s3_send(const HttpRequest& request, const S3Place& place) {
   auto response = http_send(request);
-  if (response.ok()) return response;
-  const auto attempt = HttpAttempt{.response = std::move(response)};
+  s3_require_ok(response, request, place);
+  return response;
+}
+
+void s3_require_ok(const HttpResponse& response, const HttpRequest& request, const S3Place& place) {
+  if (response.ok()) return;
+  const HttpAttempt attempt{.response = response};
   const auto status = attempt.response.status;
   auto hint = advice(attempt.response);
   if ((status == 401 || status == 403) && !request.aws)

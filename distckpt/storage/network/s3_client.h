@@ -28,6 +28,7 @@ HttpRequest s3_request(std::string method, const S3Place& place, const S3Query& 
 
 // Sends it as http_send() does. Throws Error(kNotFound | kIo) for any answer but a good one.
 HttpResponse s3_send(const HttpRequest& request, const S3Place& place);
+void s3_require_ok(const HttpResponse& response, const HttpRequest& request, const S3Place& place);
 
 // The texts of all elements <name>...</name> in order, entities decoded. Elements of that name do
 // not nest.

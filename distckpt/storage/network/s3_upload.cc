@@ -3,6 +3,7 @@
 #include <array>
 #include <charconv>
 #include <chrono>
+#include <optional>
 #include <utility>
 
 #include "distckpt/base/encodings.h"
@@ -34,6 +35,13 @@ std::string crc32_text(std::span<const std::byte> bytes) {
   return base64_text(std::as_bytes(std::span(digest)));
 }
 
+std::string etag_of(const HttpResponse& response, const S3Place& place) {
+  auto etag = response.header("etag");
+  require(!etag.empty(), ErrorKind::kIo, "{}: the store took it, and gives no ETag",
+          place.address());
+  return etag;
+}
+
 // A request whose bytes the store checks by a header. The ETag of its answer.
 std::string send_checked(HttpRequest request,
                          const S3Place& place,
@@ -41,10 +49,52 @@ std::string send_checked(HttpRequest request,
                          std::string check) {
   request.headers.push_back(std::move(check));
   request.body = bytes;
-  const auto etag = s3_send(request, place).header("etag");
-  require(!etag.empty(), ErrorKind::kIo, "{}: the store took it, and gives no ETag",
-          place.address());
-  return etag;
+  return etag_of(s3_send(request, place), place);
+}
+
+constexpr std::string_view kRunHeader = "x-amz-meta-ferry-run";
+
+void say_run(HttpRequest& request, const S3Claim& claim) {
+  if (!claim.run.empty()) request.headers.push_back(fmt::format("{}: {}", kRunHeader, claim.run));
+}
+
+bool is_of(const S3Place& place, const std::string& run) {
+  const auto response = http_send(s3_request("HEAD", place));
+  return response.ok() && response.header(kRunHeader) == run;
+}
+
+// Sends what makes an object appear. Stores that know no conditions (501) are asked without.
+HttpResponse send_claimed(HttpRequest request, const S3Claim& claim) {
+  if (!claim.only_new) return http_send(request);
+  request.headers.emplace_back("If-None-Match: *");
+  auto response = http_send(request);
+  if (response.status != 501) return response;
+  request.headers.pop_back();
+  return http_send(request);
+}
+
+// Answers to a condition: there is an object, or one is just being put.
+bool says_taken(const HttpResponse& response, const S3Claim& claim) {
+  return claim.only_new && (response.status == 412 || response.status == 409);
+}
+
+[[noreturn]] void refuse_taken(const S3Place& place) {
+  throw Error(ErrorKind::kUsage,
+              fmt::format("{}: another run has put it meanwhile", place.address()),
+              "wait for that run to end; then choose another target, or replace it with "
+              "--overwrite");
+}
+
+// Sends it for work that has failed: once and for three seconds if that was interrupted. Nothing:
+// no answer.
+std::optional<HttpResponse> ask_tidily(HttpRequest request) {
+  const bool hurries = is_interrupted();
+  const InterruptedBy nothing({});
+  if (!hurries) return http_send(request);
+  request.timeout = std::chrono::seconds(3);
+  auto attempt = http_try(request);
+  if (!attempt.failure.empty()) return std::nullopt;
+  return std::move(attempt.response);
 }
 
 std::string md5_header(std::span<const std::byte> bytes) {
@@ -70,18 +120,20 @@ UnfinishedUploads s3_unfinished(const S3Place& below) {
 
 bool s3_tidy(const S3Place& place, const S3Query& query) noexcept {
   try {
-    const bool hurries = is_interrupted();
-    const InterruptedBy nothing({});
-    auto request = s3_request("DELETE", place, query);
-    if (!hurries) {
-      http_send(request);
-      return true;
-    }
-    request.timeout = std::chrono::seconds(3);
-    return http_try(request).failure.empty();
+    return ask_tidily(s3_request("DELETE", place, query)).has_value();
   } catch (...) {
     // The error that led here is the one to tell. The store's own rules clear what is left.
     return false;
+  }
+}
+
+bool s3_tidy_own(const S3Place& place, const std::string& run) noexcept {
+  try {
+    const auto there = ask_tidily(s3_request("HEAD", place));
+    if (!there) return false;
+    return !there->ok() || there->header(kRunHeader) != run || s3_tidy(place);
+  } catch (...) {
+    return false;  // as s3_tidy()
   }
 }
 
@@ -89,16 +141,26 @@ bool s3_abort(const S3Place& place, const std::string& upload) noexcept {
   return s3_tidy(place, {{"uploadId", upload}});
 }
 
-void s3_put(const S3Place& place, std::span<const std::byte> bytes) {
-  send_checked(s3_request("PUT", place), place, bytes, md5_header(bytes));
+void s3_put(const S3Place& place, std::span<const std::byte> bytes, const S3Claim& claim) {
+  auto request = s3_request("PUT", place);
+  say_run(request, claim);
+  request.headers.push_back(md5_header(bytes));
+  request.body = bytes;
+  const auto response = send_claimed(request, claim);
+  if (response.ok()) return void(etag_of(response, place));
+  if (!says_taken(response, claim)) s3_require_ok(response, request, place);
+  // An answer that was lost leads to a second request.
+  if (claim.run.empty() || !is_of(place, claim.run)) refuse_taken(place);
 }
 
 void s3_delete(const S3Place& place) {
   s3_send(s3_request("DELETE", place), place);
 }
 
-S3Upload::S3Upload(S3Place place) : place_(std::move(place)) {
+S3Upload::S3Upload(S3Place place, S3Claim claim)
+    : place_(std::move(place)), claim_(std::move(claim)) {
   auto request = s3_request("POST", place_, {{"uploads", ""}});
+  say_run(request, claim_);
   request.headers.emplace_back("x-amz-checksum-algorithm: CRC32");
   const auto response = s3_send(request, place_);
   knows_crc32_ = response.header("x-amz-checksum-algorithm") == "CRC32";
@@ -107,8 +169,11 @@ S3Upload::S3Upload(S3Place place) : place_(std::move(place)) {
   id_ = std::move(*id);
 }
 
-S3Upload::S3Upload(S3Place place, std::string unfinished)
-    : place_(std::move(place)), id_(std::move(unfinished)) {
+S3Upload::S3Upload(S3Place place, std::string unfinished, S3Claim claim)
+    : place_(std::move(place)),
+      claim_(std::move(claim)),
+      continued_(true),
+      id_(std::move(unfinished)) {
   std::string marker = "0";
   while (true) {
     auto request = s3_request("GET", place_, {{"part-number-marker", marker}, {"uploadId", id_}});
@@ -162,10 +227,11 @@ void S3Upload::complete(std::int64_t size) {
   auto request = s3_request("POST", place_, {{"uploadId", id_}});
   request.body = bytes_of(xml);
   request.max_body = kMaxXml;
-  const auto response = http_send(request);
+  const auto response = send_claimed(request, claim_);
   // It answers 200 before it knows, and an answer that was lost leads to a second request.
   const bool good = response.ok() && response.body.find("<Error>") == std::string::npos;
   if (good || is_complete(size)) return;
+  if (says_taken(response, claim_)) refuse_taken(place_);
   fail(ErrorKind::kIo, "{}: the store does not put the parts together: {}", place_.address(),
        HttpAttempt{.response = response}.describe());
 }
@@ -173,7 +239,8 @@ void S3Upload::complete(std::int64_t size) {
 bool S3Upload::is_complete(std::int64_t size) const {
   const auto response = http_send(s3_request("HEAD", place_));
   const auto parts = fmt::format("-{}\"", put_.size());
-  return response.ok() && response.number("content-length") == size &&
+  const bool ours = continued_ || claim_.run.empty() || response.header(kRunHeader) == claim_.run;
+  return response.ok() && ours && response.number("content-length") == size &&
          response.header("etag").ends_with(parts);
 }
 

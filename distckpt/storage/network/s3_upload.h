@@ -15,6 +15,13 @@
 
 namespace ferry::distckpt {
 
+// The run that writes an object: the object says so (x-amz-meta-ferry-run), so that no other run
+// removes it.
+struct S3Claim {
+  std::string run{};      // empty: the object says nothing
+  bool only_new = false;  // refuses to replace an object (If-None-Match)
+};
+
 // Uploads that were begun and neither completed nor aborted, by key. Empty where the store does not
 // say.
 using UnfinishedUploads = std::map<std::string, std::vector<std::string>>;
@@ -23,20 +30,23 @@ UnfinishedUploads s3_unfinished(const S3Place& below);
 // for a store that is silent: it is asked once then, for three seconds. False if it did not answer.
 bool s3_tidy(const S3Place& place, const S3Query& query = {}) noexcept;
 bool s3_abort(const S3Place& place, const std::string& upload) noexcept;
+// The same of an object, unless another run has put it.
+bool s3_tidy_own(const S3Place& place, const std::string& run) noexcept;
 
-// Throw Error(kIo).
-void s3_put(const S3Place& place, std::span<const std::byte> bytes);
+// Throw Error(kIo), and Error(kUsage) for an object that may not be replaced.
+void s3_put(const S3Place& place, std::span<const std::byte> bytes, const S3Claim& claim = {});
 void s3_delete(const S3Place& place);  // also of what is not there
 
 class S3Upload {
  public:
-  explicit S3Upload(S3Place place);                 // begins one
-  S3Upload(S3Place place, std::string unfinished);  // continues one: it keeps its parts
+  explicit S3Upload(S3Place place, S3Claim claim = {});  // begins one
+  // Continues one of an earlier run, which the object then names: it keeps its parts.
+  S3Upload(S3Place place, std::string unfinished, S3Claim claim = {});
 
   // Sends the part, unless the store has it with the same bytes. Numbers begin at 1. Thread-safe.
   void put(int number, std::span<const std::byte> bytes);
 
-  // The object appears, of the parts that were put. Throws Error(kIo).
+  // The object appears, of the parts that were put. Throws as s3_put() does.
   void complete(std::int64_t size);
   bool abort() noexcept;  // as s3_abort()
 
@@ -51,6 +61,8 @@ class S3Upload {
   bool is_complete(std::int64_t size) const;
 
   S3Place place_;
+  S3Claim claim_;
+  bool continued_ = false;
   std::string id_;
   bool knows_crc32_ = false;  // the store checks the parts of this upload by it
   std::mutex mutex_;

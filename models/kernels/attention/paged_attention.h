@@ -41,7 +41,8 @@ at::Tensor paged_attention_by_products(const at::Tensor& query,
 
 // Stores key [rows, groups, dim] and value [rows, groups, value_dim], of any strides but that of
 // the last dimension, in the caches [blocks, block_size, groups, ..]. slots [rows], int64: the
-// place of each row, counted over the blocks; -1: not stored. Without a value (undefined) only keys.
+// place of each row, counted over the blocks; -1: not stored. Without a value (undefined) only
+// keys.
 void store_in_slots_cuda(const at::Tensor& key,
                          const at::Tensor& value,
                          const at::Tensor& slots,

@@ -135,8 +135,8 @@ struct ExpertWeights {
 };
 
 // The largest number of choices that apply_experts_to_few() takes: with more, grouped products are
-// faster (tests/bench/experts_bench.cc). In kBitwise false where its sums, which are compared once
-// for shapes of weights, outside of CUDA graphs, are not those of grouped products.
+// faster (tests/bench/kernels/experts_bench.cc). In kBitwise false where its sums, which are
+// compared once for shapes of weights, outside of CUDA graphs, are not those of grouped products.
 inline constexpr std::int64_t kMostFewChoices = 256;
 bool few_choices_supported(const ExpertWeights& weights, std::int64_t choices, Alignment alignment);
 

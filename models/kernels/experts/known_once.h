@@ -1,4 +1,4 @@
-// What a process finds out once for a device and a shape.
+// Answers that a process finds once for a device and a shape.
 #pragma once
 
 #include <map>

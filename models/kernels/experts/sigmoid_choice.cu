@@ -9,7 +9,7 @@ namespace {
 constexpr int kTokens = 4;  // of a block
 constexpr int kMostExperts = kMostOfLane * kLanes;
 
-// As ATen computes it.
+// The sigmoid, as ATen computes it.
 __device__ float sigmoid_of(float logit) {
   return __fdiv_rn(1.0F, __fadd_rn(1.0F, ::expf(-logit)));
 }

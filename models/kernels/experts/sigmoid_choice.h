@@ -26,9 +26,9 @@ at::Tensor limit_to_groups(const at::Tensor& scores,
                            std::int64_t group_topk,
                            double hidden);
 
-// By operations of ATen, which have transformers' bits: the experts of the largest scores [tokens,
-// experts], sigmoids in fp32, plus `bias` [experts] where it is defined. A group's score is the sum
-// of its two largest. int64 [tokens, topk], in the order of topk().
+// The experts of the largest scores [tokens, experts], sigmoids in fp32, plus `bias` [experts]
+// where it is defined, by operations of ATen, which have transformers' bits. A group's score is the
+// sum of its two largest. int64 [tokens, topk], in the order of topk().
 at::Tensor experts_by_scores(const at::Tensor& scores,
                              const at::Tensor& bias,
                              const SigmoidChoice& choice);

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "converter/families/families.h"
 #include "converter/families/quantization.h"
 #include "distckpt/base/json.h"
 #include "tests/support/expect.h"
@@ -258,9 +259,13 @@ TEST(HfConfig, RefusesWhatDeepSeekV3DoesNotCompute) {
   EXPECT_NO_THROW(latent(R"("rope_interleave": false)", "deepseek_v32"));  // not read there
 }
 
+TEST(HfConfig, KeepsTheNameOfAModelThatIsNotKnown) {
+  const auto config = parse(R"("hidden_act": "of its own")", "gpt9");
+  EXPECT_EQ(config.family, "gpt9");
+  EXPECT_TRUE(family_of(config.family).passes_through);
+}
+
 TEST(HfConfig, RefusesWhatItDoesNotUnderstand) {
-  EXPECT_TRUE(
-      fails(ErrorKind::kLayout, {"\"gpt9\"", "known are llama"}, [] { parse("", "gpt9"); }));
   EXPECT_TRUE(
       fails(ErrorKind::kLayout, {"quantised"}, [] { parse(R"("quantization_config": {})"); }));
   EXPECT_TRUE(fails(ErrorKind::kLayout, {"hidden_act"}, [] { parse(R"("hidden_act": "gelu")"); }));

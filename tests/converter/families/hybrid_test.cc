@@ -14,6 +14,7 @@
 #include "models/spec/sharding.h"
 #include "tests/support/expect.h"
 #include "tests/support/random_boxes.h"
+#include "tests/support/seed_blocks.h"
 
 namespace ferry::converter {
 namespace hybrid_test {
@@ -21,6 +22,9 @@ namespace hybrid_test {
 using models::TransformerConfig;
 using support::fails;
 using support::Random;
+
+class RandomHybrid : public support::SeedBlocks {};
+INSTANTIATE_TEST_SUITE_P(Blocks, RandomHybrid, RandomHybrid::all());
 
 TransformerConfig random_config(Random& random, std::string family) {
   TransformerConfig config{.family = std::move(family),
@@ -66,8 +70,8 @@ Rows rows_of_key(const ModelMap& map, const std::string& key) {
 
 // Hugging Face's in_proj_qkvz holds for each key head its query, its key, and the values and gates
 // of its value heads (modeling_qwen3_next.py, fix_query_key_value_ordering).
-TEST(Hybrid, TakesADeltaNetOfQwen3NextApartByKeyHeads) {
-  for (int seed = 0; seed < 50; ++seed) {
+TEST_P(RandomHybrid, TakesADeltaNetOfQwen3NextApartByKeyHeads) {
+  for_each_seed(0, 49, [&](std::uint64_t seed) {
     Random random(seed);
     const auto config = random_config(random, "qwen3_next");
     const auto map = make_model_map(config);
@@ -81,7 +85,7 @@ TEST(Hybrid, TakesADeltaNetOfQwen3NextApartByKeyHeads) {
       for (std::int64_t i = 0; i < std::ssize(rows); ++i) {
         const std::pair<std::string, std::int64_t> wanted{
             tensor, i / of_head * stride + from + i % of_head};
-        ASSERT_EQ(rows[static_cast<std::size_t>(i)], wanted) << part << " seed " << seed;
+        ASSERT_EQ(rows[static_cast<std::size_t>(i)], wanted) << part;
       }
     };
     const auto stride = 2 * (key + values);
@@ -91,11 +95,11 @@ TEST(Hybrid, TakesADeltaNetOfQwen3NextApartByKeyHeads) {
     expect("z", "in_proj_qkvz.weight", values, 2 * key + values, stride);
     expect("beta", "in_proj_ba.weight", ratio, 0, 2 * ratio);
     expect("alpha", "in_proj_ba.weight", ratio, ratio, 2 * ratio);
-  }
+  });
 }
 
-TEST(Hybrid, TakesADeltaNetOfQwen35ApartInOneGo) {
-  for (int seed = 0; seed < 50; ++seed) {
+TEST_P(RandomHybrid, TakesADeltaNetOfQwen35ApartInOneGo) {
+  for_each_seed(0, 49, [&](std::uint64_t seed) {
     Random random(seed);
     const auto config = random_config(random, "qwen3_5_text");
     const auto map = make_model_map(config);
@@ -110,13 +114,13 @@ TEST(Hybrid, TakesADeltaNetOfQwen35ApartInOneGo) {
       }
       EXPECT_EQ(from, 2 * keys + config.linear_num_value_heads * config.linear_value_head_dim);
     }
-  }
+  });
 }
 
 // q_proj holds for each head its query and its gate, linear_qkv for each group its queries, their
 // gates, its key and its value (Megatron-Core attention.py, get_query_key_value_tensors).
-TEST(Hybrid, SeparatesQueriesFromTheirGates) {
-  for (int seed = 0; seed < 50; ++seed) {
+TEST_P(RandomHybrid, SeparatesQueriesFromTheirGates) {
+  for_each_seed(0, 49, [&](std::uint64_t seed) {
     Random random(seed);
     const auto config = random_config(random, "qwen3_next");
     const auto rows =
@@ -138,7 +142,7 @@ TEST(Hybrid, SeparatesQueriesFromTheirGates) {
       }
     }
     EXPECT_EQ(at, rows.size());
-  }
+  });
 }
 
 TEST(Hybrid, ReadsExpertsApartOrTogetherAsTheFilesHoldThem) {
@@ -206,8 +210,8 @@ TransformerConfig random_nemotron(Random& random) {
 
 // in_proj gives z, x, B, C and dt, conv1d takes x, B and C, one behind the other
 // (modeling_nemotron_h.py, NemotronHMamba2Mixer; MambaMixer.sharded_state_dict).
-TEST(Hybrid, TakesAMambaMixerApartInOneGo) {
-  for (int seed = 0; seed < 50; ++seed) {
+TEST_P(RandomHybrid, TakesAMambaMixerApartInOneGo) {
+  for_each_seed(0, 49, [&](std::uint64_t seed) {
     Random random(seed);
     const auto config = random_nemotron(random);
     const auto map = make_model_map(config);
@@ -224,13 +228,13 @@ TEST(Hybrid, TakesAMambaMixerApartInOneGo) {
                           : inner.find(part) != std::string::npos
                               ? config.mamba_num_heads * config.mamba_head_dim
                               : config.mamba_num_groups * config.mamba_state_dim;
-        ASSERT_EQ(std::ssize(rows), size) << tensor << " " << part << " seed " << seed;
+        ASSERT_EQ(std::ssize(rows), size) << tensor << " " << part;
         for (const auto& row : rows) ASSERT_EQ(row, std::pair(tensor, from++));
       }
       const auto whole = map.index.at("backbone.layers.0.mixer." + tensor);
       EXPECT_EQ(map.tensors[whole].shape[0], from);
     }
-  }
+  });
 }
 
 TEST(Hybrid, HasOneModuleALayerAndNoGates) {

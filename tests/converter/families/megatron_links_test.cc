@@ -50,7 +50,7 @@ models::TransformerConfig deepseek() {
   return config;
 }
 
-// How experts are kept.
+// The forms in which experts are kept.
 enum class Form {
   kStacked,       // layers too, where they are of one kind
   kOfLayer,       // an expert axis, a key for each layer

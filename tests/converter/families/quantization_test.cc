@@ -142,7 +142,7 @@ TEST(WithoutQuantization, TakesItOutOfBothPlacesAndKeepsTheRest) {
 
 TEST(WithQuantization, IsReadBackAsItWasWritten) {
   for (const auto method : {Method::kFp8, Method::kFp8Lossless, Method::kMxfp4}) {
-    const auto text = with_quantization(R"({"model_type": "x"})", method, {"lm_head"}, "x");
+    const auto text = with_quantization(R"({"model_type": "llama"})", method, {"lm_head"}, "x");
     const auto how = json::parse(text)["quantization_config"];
     EXPECT_EQ(how["modules_to_not_convert"], json{"lm_head"});
     EXPECT_EQ(how.value("scale_fmt", ""), method == Method::kFp8Lossless ? "ue8m0" : "");

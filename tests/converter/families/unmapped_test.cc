@@ -42,6 +42,11 @@ TEST(WhyUnmapped, SaysNothingOfATensorThatNoSettingGives) {
   EXPECT_EQ(why("other.weight"), "");
 }
 
+TEST(WhyUnmapped, NamesTheHeadsThatAreRead) {
+  for (const auto* name : {"v_head.summary.weight", "score.0.weight", "qa_outputs.bias"})
+    EXPECT_NE(why(name).find("score.weight"), std::string::npos) << name;
+}
+
 TEST(RequireModerate, TakesTheLargestModelsThatAreKnown) {
   auto config = mixtral();
   config.num_layers = 61;

@@ -60,6 +60,18 @@ TEST_F(HfFolder, RefusesWeightsThatTransformersWouldNotLoad) {
       fails(ErrorKind::kLayout, {"model.safetensors", "transformers loads"}, [&] { read(); }));
 }
 
+TEST_F(HfFolder, ReadsTheModelAndNoFileBesideIt) {
+  support::write_tiny_model({}, dir_ / "one", 1);
+  for (const auto* stray : {"adapter_model", "consolidated", "model.fp16"}) {
+    fs::copy_file(file("model-00001-of-00002.safetensors"),
+                  dir_ / "one" / (std::string(stray) + ".safetensors"));
+  }
+  const auto form = read_hf_folder(dir_ / "one", Links::kInside);
+  ASSERT_EQ(form.headers.size(), 1U);
+  EXPECT_EQ(form.headers.front().filename, "model.safetensors");
+  EXPECT_EQ(loaded_weights(dir_ / "one"), "model.safetensors");
+}
+
 TEST_F(HfFolder, RefusesALinkThatLeadsOutside) {
   distckpt::write_text(dir_ / "letter.txt", "dear");
   fs::create_symlink(dir_ / "letter.txt", file("letter.txt"));

@@ -47,6 +47,14 @@ TEST_F(Locate, PickledWeightsAreTorchSave) {
   EXPECT_EQ(locate(root()).format, Format::kTorchSave);
 }
 
+TEST_F(Locate, AnIndexOfPickledWeightsGoesBeforeAStraySafetensorsFile) {
+  touch("old_epoch1.safetensors");
+  touch("pytorch_model.bin.index.json");
+  EXPECT_EQ(locate(root()).format, Format::kTorchSave);
+  touch("model.safetensors");
+  EXPECT_EQ(locate(root()).format, Format::kHuggingFace);
+}
+
 TEST_F(Locate, AFileOfAnArchiveIsItsFolder) {
   touch("weights-00001-of-00002.h5");
   const auto found = locate(root() / "weights-00001-of-00002.h5");

@@ -35,12 +35,19 @@ class StoreTargetTest : public testing::Test {
     const auto key = asked.target.substr(kBucket.size());
     log_.push_back(asked.method + " " + key.substr(0, key.find('?')));
     if (asked.method == "GET" && key.starts_with("?")) return stub_answer(200, listing());
+    if (asked.method == "HEAD") {
+      if (!objects_.contains(key)) return stub_answer(404);
+      return stub_answer(200, "", {"x-amz-meta-ferry-run: " + runs_[key]});
+    }
     if (asked.method == "DELETE") {
       objects_.erase(key);
       return stub_answer(204);
     }
     if (asked.method != "PUT" || key == refused_) return stub_answer(403);
+    if (key == late_) objects_[key] = "theirs";  // a moment ago
+    if (asked.header("if-none-match") == "*" && objects_.contains(key)) return stub_answer(412);
     objects_[key] = asked.body;
+    runs_[key] = asked.header("x-amz-meta-ferry-run");
     return stub_answer(200, "", {"ETag: \"1\""});
   }
   std::string listing() const {
@@ -71,7 +78,8 @@ class StoreTargetTest : public testing::Test {
 
   support::TempDir dir_;
   std::map<std::string, std::string> objects_;  // of the bucket, by key
-  std::string refused_;
+  std::map<std::string, std::string> runs_;     // that have put them
+  std::string refused_, late_;
   Names log_;
   support::StubServer server_{[this](const StubRequest& asked) { return answer(asked); }};
   support::Environment nobody_ = support::anonymous_s3(server_.url());
@@ -113,7 +121,7 @@ TEST_F(StoreTargetTest, OverwritesNothingThatItDoesNotWrite) {
                     [&] { target({"config.json"}, /*overwrite=*/true); }));
 }
 
-// Whoever reads in between finds no checkpoint, and not one of old and new files.
+// A reader finds no checkpoint in between, and not one of old and new files.
 TEST_F(StoreTargetTest, WhatMadeTheOldOneACheckpointGoesFirst) {
   objects_ = {{"out/config.json", "old"}, {"out/model.safetensors", "old"}};
   auto store = target({"config.json", "model.safetensors"}, /*overwrite=*/true);
@@ -131,6 +139,26 @@ TEST_F(StoreTargetTest, RemovesWhatItPutIfOneFileCannotBeSent) {
   }));
   EXPECT_EQ(log_of("PUT").front(), "out/tokenizer.json");
   EXPECT_EQ(keys(), Names());
+}
+
+// Two runs began while the folder was empty.
+TEST_F(StoreTargetTest, LeavesWhatAnotherRunHasPutMeanwhile) {
+  auto store = target({"tokenizer.json", "config.json"});
+  store.unseal();
+  objects_["out/config.json"] = "theirs";
+  runs_["out/config.json"] = "another";
+  EXPECT_TRUE(fails(ErrorKind::kUsage, {"s3://runs/out: another run has put config.json"},
+                    [&] { store.publish(); }));
+  EXPECT_EQ(objects_.at("out/config.json"), "theirs");
+}
+
+// ... between the last look and the file that makes it a checkpoint.
+TEST_F(StoreTargetTest, RemovesOnlyWhatItHasPutItself) {
+  late_ = "out/config.json";
+  EXPECT_TRUE(fails(ErrorKind::kUsage, {"s3://runs/out/config.json: another run has put it"}, [&] {
+    target({"tokenizer.json", "config.json"}).publish();
+  }));
+  EXPECT_EQ(keys(), Names{"out/config.json"});
 }
 
 TEST_F(StoreTargetTest, RemovesNothingBeforeItHasPutAnything) {

@@ -25,7 +25,7 @@ using support::random_shape;
 
 constexpr auto kMax = std::numeric_limits<std::int64_t>::max();
 
-// How many of `boxes` hold each element of `shape`.
+// The number of `boxes` that hold each element of `shape`.
 std::vector<int> count_covers(const Shape& shape, const std::vector<Box>& boxes) {
   std::vector<int> covers(static_cast<std::size_t>(shape.product()), 0);
   for (const auto& box : boxes) {

@@ -23,7 +23,7 @@ float e4m3(unsigned code) {
   return exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(8.0F + mantissa, exponent - 10);
 }
 
-// And one of E2M1.
+// The value of a code of E2M1.
 float e2m1(unsigned code) {
   const auto mantissa = static_cast<float>(code & 1U);
   const auto exponent = static_cast<int>(code >> 1U & 3U);

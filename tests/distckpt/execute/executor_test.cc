@@ -19,6 +19,7 @@
 #include "tests/support/models/random_model.h"
 #include "tests/support/naive_cast.h"
 #include "tests/support/random_boxes.h"
+#include "tests/support/seed_blocks.h"
 
 namespace ferry::distckpt {
 namespace executor_test {
@@ -171,8 +172,11 @@ TEST(Executor, DigestsACastAsTheTargetWillBeRead) {
   EXPECT_EQ(Executor({}).submit(plan, source, nullptr).wait().digests, copied.digests);
 }
 
-TEST(Executor, GivesTheSameDigestsInRandomLayouts) {
-  for (std::uint64_t seed = 1; seed <= 20; ++seed) {
+class ExecutorOnRandomModels : public support::SeedBlocks {};
+INSTANTIATE_TEST_SUITE_P(Blocks, ExecutorOnRandomModels, ExecutorOnRandomModels::all());
+
+TEST_P(ExecutorOnRandomModels, GivesTheSameDigestsInBothLayouts) {
+  for_each_seed(1, 20, [&](std::uint64_t seed) {
     auto model = support::random_model(seed);
     const auto plan =
         plan_copy(model.tensors, model.source.plan_side(), model.target.plan_side(), model.cast);
@@ -182,9 +186,9 @@ TEST(Executor, GivesTheSameDigestsInRandomLayouts) {
     const auto back = plan_read(model.tensors, model.target.plan_side());
     support::MemorySource target(model.target.layout);
     const auto read = Executor({.threads = 3}).submit(back, target, nullptr).wait();
-    ASSERT_EQ(read.digests, copied.digests) << "seed " << seed;
+    ASSERT_EQ(read.digests, copied.digests);
     EXPECT_TRUE(read.nonzero_padding.empty());  // what was filled is zero
-  }
+  });
 }
 
 // A tensor that is stored twice: the second copy is fp32, so that it is cast before it is compared.

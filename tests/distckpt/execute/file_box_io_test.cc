@@ -17,6 +17,7 @@
 #include "tests/support/files.h"
 #include "tests/support/models/random_model.h"
 #include "tests/support/random_boxes.h"
+#include "tests/support/seed_blocks.h"
 #include "tests/support/temp_dir.h"
 
 namespace ferry::distckpt {
@@ -259,9 +260,11 @@ Layout in_files(const support::ModelSide& side, const fs::path& folder, bool wri
   return layout;
 }
 
-TEST(FileSourceAndSink, CarryRandomModelsFromFilesToFiles) {
-  for (std::uint64_t seed = 3001; seed <= 3040; ++seed) {
-    SCOPED_TRACE(seed);
+class RandomModelsInFiles : public support::SeedBlocks {};
+INSTANTIATE_TEST_SUITE_P(Blocks, RandomModelsInFiles, RandomModelsInFiles::all());
+
+TEST_P(RandomModelsInFiles, AreCarriedToFiles) {
+  for_each_seed(3001, 3040, [&](std::uint64_t seed) {
     const TempDir dir;
     const auto model = support::random_model(seed, {.large = seed == 3010});
     const auto from = in_files(model.source, dir / "from", true);
@@ -283,7 +286,7 @@ TEST(FileSourceAndSink, CarryRandomModelsFromFilesToFiles) {
       }
       ASSERT_TRUE(same_bytes(expected, found)) << "in file " << i;
     }
-  }
+  });
 }
 
 }  // namespace file_box_io_test

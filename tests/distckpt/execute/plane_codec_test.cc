@@ -11,6 +11,7 @@
 #include "tests/support/expect.h"
 #include "tests/support/files.h"
 #include "tests/support/random_boxes.h"
+#include "tests/support/seed_blocks.h"
 
 namespace ferry::distckpt {
 namespace plane_codec_test {
@@ -66,10 +67,12 @@ TEST(BytePlanes, PlanePHoldsByteP) {
   }
 }
 
-TEST(PlaneCodec, GivesBackAnyBytes) {
+class RandomBytesInPlanes : public support::SeedBlocks {};
+INSTANTIATE_TEST_SUITE_P(Blocks, RandomBytesInPlanes, RandomBytesInPlanes::all());
+
+TEST_P(RandomBytesInPlanes, AreGivenBack) {
   PlaneCodec codec;
-  for (std::uint64_t seed = 0; seed < 300; ++seed) {
-    SCOPED_TRACE(seed);
+  for_each_seed(0, 299, [&](std::uint64_t seed) {
     Random random(seed);
     const auto element_size = std::int64_t{1} << random.between(0, 3);
     const auto count = random.chance(20) ? random.between(1, 3) : random.between(1, 20'000);
@@ -81,7 +84,7 @@ TEST(PlaneCodec, GivesBackAnyBytes) {
         bytes[static_cast<std::size_t>(i * element_size + p)] &= mask;
     }
     expect_there_and_back(codec, bytes, element_size);
-  }
+  });
 }
 
 TEST(PlaneCodec, GivesBackRealWeights) {

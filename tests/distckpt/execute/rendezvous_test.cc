@@ -122,8 +122,12 @@ TEST(Rendezvous, RanksThatDoNotComeAreNamed) {
   const TempDir folder;
   auto options = quick();
   options.patience = std::chrono::milliseconds(300);
+  options.notice = std::chrono::milliseconds(100);
+  std::vector<int> late;
+  options.late = [&](int rank) { late.push_back(rank); };
   EXPECT_TRUE(fails(ErrorKind::kCancelled, {"of 3 ranks", "1, 2"},
                     [&] { Rendezvous(folder.path(), {.rank = 0, .size = 3}, "same", options); }));
+  EXPECT_EQ(late, std::vector<int>{1});  // once
   EXPECT_TRUE(fails(ErrorKind::kCancelled, {"rank 1 of 3", "rank 0"}, [&] {
     Rendezvous(folder.path() / "never", {.rank = 1, .size = 3}, "same", options);
   }));

@@ -19,6 +19,7 @@
 #include "tests/support/files.h"
 #include "tests/support/memory_box_io.h"
 #include "tests/support/random_boxes.h"
+#include "tests/support/seed_blocks.h"
 #include "tests/support/sha256.h"
 #include "tests/support/temp_dir.h"
 
@@ -144,9 +145,11 @@ void add_random_tensor(Random& random, int number, std::vector<RankState>& ranks
   }
 }
 
-TEST(TorchDistTarget, WritesWhatIsReadBack) {
-  for (std::uint64_t seed = 1; seed <= 40; ++seed) {
-    SCOPED_TRACE(seed);
+class RandomTorchDistTarget : public support::SeedBlocks {};
+INSTANTIATE_TEST_SUITE_P(Blocks, RandomTorchDistTarget, RandomTorchDistTarget::all());
+
+TEST_P(RandomTorchDistTarget, WritesWhatIsReadBack) {
+  for_each_seed(1, 40, [&](std::uint64_t seed) {
     const TempDir dir;
     Random random(seed);
     std::vector<RankState> ranks(static_cast<std::size_t>(random.between(1, 4)));
@@ -204,7 +207,7 @@ TEST(TorchDistTarget, WritesWhatIsReadBack) {
       ASSERT_TRUE(same_bytes(bytes[*index], back[i])) << found.tensors[i].key;
     }
     EXPECT_EQ(files.verify_checksums(), std::ssize(resolved.checksums));
-  }
+  });
 }
 
 TEST(TorchDistTarget, RefusesToFinishWhatWasNotWrittenWhole) {

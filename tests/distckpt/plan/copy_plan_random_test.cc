@@ -14,6 +14,7 @@
 #include "tests/support/expect.h"
 #include "tests/support/memory_box_io.h"
 #include "tests/support/models/random_model.h"
+#include "tests/support/seed_blocks.h"
 
 namespace ferry::distckpt {
 namespace copy_plan_random_test {
@@ -21,6 +22,13 @@ namespace copy_plan_random_test {
 using support::random_model;
 using support::RandomModel;
 using support::same_bytes;
+
+class CopyPlanRandom : public support::SeedBlocks {};
+INSTANTIATE_TEST_SUITE_P(Blocks, CopyPlanRandom, CopyPlanRandom::all());
+
+// Few seeds, and each takes its time: a block has one.
+class CopyPlanRandomLong : public support::SeedBlocksOf<8> {};
+INSTANTIATE_TEST_SUITE_P(Blocks, CopyPlanRandomLong, CopyPlanRandomLong::all());
 
 CopyPlan plan_of(const RandomModel& model) {
   return plan_copy(model.tensors, model.source.plan_side(), model.target.plan_side(), model.cast);
@@ -57,22 +65,18 @@ void execute(RandomModel& model, int threads) {
   EXPECT_EQ(report.nonzero_padding.empty(), model.padding_is_zero || !has_padding);
 }
 
-TEST(CopyPlanRandom, ExecutorAtOneToFourThreadsEqualsTheCopyOfElementByElement) {
-  for (std::uint64_t seed = 1; seed <= 400; ++seed) {
-    SCOPED_TRACE("seed " + std::to_string(seed));
+TEST_P(CopyPlanRandom, ExecutorAtOneToFourThreadsEqualsTheCopyOfElementByElement) {
+  for_each_seed(1, 400, [&](std::uint64_t seed) {
     auto model = random_model(seed);
     ASSERT_NO_THROW(execute(model, static_cast<int>(seed % 4) + 1));
-    if (HasFailure()) return;
-  }
+  });
 }
 
-TEST(CopyPlanRandom, TensorsLongerThanOneTaskEqualTheCopyOfElementByElement) {
-  for (std::uint64_t seed = 1001; seed <= 1008; ++seed) {
-    SCOPED_TRACE("seed " + std::to_string(seed));
+TEST_P(CopyPlanRandomLong, TensorsLongerThanOneTaskEqualTheCopyOfElementByElement) {
+  for_each_seed(1001, 1008, [&](std::uint64_t seed) {
     auto model = random_model(seed, {.num_tensors = 2, .large = true});
     ASSERT_NO_THROW(execute(model, static_cast<int>(seed % 4) + 1));
-    if (HasFailure()) return;
-  }
+  });
 }
 
 void carry_out(const CopyOp& op, support::MemorySource& source, support::MemorySink& sink) {
@@ -95,10 +99,9 @@ void carry_out(const CopyOp& op, support::MemorySource& source, support::MemoryS
   sink.write(into, bytes, none);
 }
 
-TEST(CopyPlanRandom, OpsCarriedOutOneByOneGiveTheSameBytes) {
+TEST_P(CopyPlanRandom, OpsCarriedOutOneByOneGiveTheSameBytes) {
   int num_ops = 0;
-  for (std::uint64_t seed = 1; seed <= 200; ++seed) {
-    SCOPED_TRACE("seed " + std::to_string(seed));
+  for_each_seed(1, 200, [&](std::uint64_t seed) {
     auto model = random_model(seed);
     const auto plan = plan_of(model);
     support::MemorySource source(model.source.layout);
@@ -117,8 +120,7 @@ TEST(CopyPlanRandom, OpsCarriedOutOneByOneGiveTheSameBytes) {
                  none);
     }
     expect_copied(model);
-    if (HasFailure()) return;
-  }
+  });
   RecordProperty("ops", num_ops);
 }
 
@@ -144,30 +146,25 @@ void execute_pieces(RandomModel& model, int threads) {
   }
 }
 
-TEST(CopyPlanRandom, PiecesOfOneStorageAloneEqualTheCopyOfElementByElement) {
-  for (std::uint64_t seed = 3001; seed <= 3300; ++seed) {
-    SCOPED_TRACE("seed " + std::to_string(seed));
+TEST_P(CopyPlanRandom, PiecesOfOneStorageAloneEqualTheCopyOfElementByElement) {
+  for_each_seed(3001, 3300, [&](std::uint64_t seed) {
     auto model = random_model(seed);
     ASSERT_NO_THROW(execute_pieces(model, static_cast<int>(seed % 4) + 1));
-    if (HasFailure()) return;
-  }
+  });
 }
 
-TEST(CopyPlanRandom, PiecesLongerThanOneTaskEqualTheCopyOfElementByElement) {
-  for (std::uint64_t seed = 4001; seed <= 4008; ++seed) {
-    SCOPED_TRACE("seed " + std::to_string(seed));
+TEST_P(CopyPlanRandomLong, PiecesLongerThanOneTaskEqualTheCopyOfElementByElement) {
+  for_each_seed(4001, 4008, [&](std::uint64_t seed) {
     auto model = random_model(seed, {.num_tensors = 2, .large = true});
     ASSERT_NO_THROW(execute_pieces(model, static_cast<int>(seed % 4) + 1));
-    if (HasFailure()) return;
-  }
+  });
 }
 
-TEST(CopyPlanRandom, TheCopyBackGivesTheSourceAgain) {
+TEST_P(CopyPlanRandom, TheCopyBackGivesTheSourceAgain) {
   int carried = 0;
-  for (std::uint64_t seed = 2001; seed <= 2060; ++seed) {
-    SCOPED_TRACE("seed " + std::to_string(seed));
+  for_each_seed(2001, 2060, [&](std::uint64_t seed) {
     auto model = random_model(seed);
-    if (model.cast == Transform::kCast) continue;  // what was rounded does not come back
+    if (model.cast == Transform::kCast) return;  // what was rounded does not come back
     ++carried;
     const auto before = model.source.memory;
     const auto there = plan_of(model);
@@ -183,12 +180,11 @@ TEST(CopyPlanRandom, TheCopyBackGivesTheSourceAgain) {
     for (std::size_t i = 0; model.padding_is_zero && i < before.size(); ++i) {
       EXPECT_TRUE(same_bytes(before[i], model.source.memory[i])) << "in storage " << i;
     }
-    if (HasFailure()) return;
-  }
-  EXPECT_GE(carried, 20);
+  });
+  EXPECT_GE(carried, 2);
 }
 
-TEST(CopyPlanRandom, ThePlanIsAPureFunctionOfLayoutsAndMaps) {
+TEST(CopyPlanOfARandomModel, IsAPureFunctionOfLayoutsAndMaps) {
   const auto model = random_model(7);
   const auto describe = [](const CopyPlan& plan) {
     std::string text;

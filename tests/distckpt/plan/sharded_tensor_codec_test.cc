@@ -4,6 +4,7 @@
 
 #include "tests/support/expect.h"
 #include "tests/support/random_boxes.h"
+#include "tests/support/seed_blocks.h"
 
 namespace ferry::distckpt {
 namespace sharded_tensor_codec_test {
@@ -42,15 +43,17 @@ bool same(const ShardedTensor& a, const ShardedTensor& b) {
          a.flattened_range == b.flattened_range;
 }
 
-TEST(ShardedTensorCodec, GivesBackWhatWasEncoded) {
-  for (std::uint64_t seed = 1; seed <= 300; ++seed) {
-    SCOPED_TRACE(seed);
+class RandomShardedTensors : public support::SeedBlocks {};
+INSTANTIATE_TEST_SUITE_P(Blocks, RandomShardedTensors, RandomShardedTensors::all());
+
+TEST_P(RandomShardedTensors, AreGivenBackAsTheyWereEncoded) {
+  for_each_seed(1, 300, [&](std::uint64_t seed) {
     Random random(seed);
     const auto tensors = random_tensors(random);
     const auto found = decode_sharded_tensors(encode_sharded_tensors(tensors), "rank 1");
     ASSERT_EQ(found.size(), tensors.size());
     for (std::size_t i = 0; i < found.size(); ++i) ASSERT_TRUE(same(found[i], tensors[i])) << i;
-  }
+  });
 }
 
 TEST(ShardedTensorCodec, TakesFewBytesForManyLayers) {
@@ -79,8 +82,8 @@ TEST(ShardedTensorCodec, RefusesWhatIsCutShortOrGoesOn) {
                     [&] { decode_sharded_tensors(bytes + '\0', "rank 5"); }));
 }
 
-TEST(ShardedTensorCodec, GivesValidTensorsOrAnErrorForAnyBytes) {
-  for (std::uint64_t seed = 1; seed <= 2000; ++seed) {
+TEST_P(RandomShardedTensors, WithChangedBytesAreValidOrAnError) {
+  for_each_seed(1, 2000, [&](std::uint64_t seed) {
     Random random(seed);
     auto bytes = encode_sharded_tensors(random_tensors(random));
     for (auto changes = random.between(1, 3); changes > 0; --changes) {
@@ -92,7 +95,7 @@ TEST(ShardedTensorCodec, GivesValidTensorsOrAnErrorForAnyBytes) {
     } catch (const Error& error) {
       ASSERT_EQ(error.kind(), ErrorKind::kCorrupt) << error.what();
     }
-  }
+  });
 }
 
 TEST(ShardedTensorCodec, RefusesToEncodeABoxOutsideItsTensor) {

@@ -81,22 +81,33 @@ def test_torchrun_starts_it(large, work):
     assert tree(work / "megatron") == tree(large / "megatron")
 
 
+def broken_off(ranks, folder, rank, kill):
+    """Ends ranks as a launcher does, once each has copied something, and kills `rank` if told so. Ranks are held from there on, so that they are not
+    done before."""
+    journals = [folder / ".release.ferry" / ("journal" if r == 0 else f"journal.{r}") for r in range(len(ranks))]
+    running = set(range(len(ranks)))
+    until = time.monotonic() + 60
+    while running and time.monotonic() < until:
+        for at_work in [r for r in running if journals[r].exists() and journals[r].stat().st_size > 200]:
+            ranks[at_work].send_signal(signal.SIGSTOP)
+            running.remove(at_work)
+        time.sleep(0.001)
+    assert not running, f"ranks {running} copied nothing"
+    if kill:
+        ranks[rank].kill()
+    for one in ranks:
+        one.send_signal(signal.SIGTERM)
+        one.send_signal(signal.SIGCONT)
+    codes = [one.wait(timeout=60) for one in ranks]
+    assert 0 not in codes, "all was done before the ranks were stopped"
+    assert not (folder / "release").exists()
+
+
 @pytest.mark.parametrize("lost", [0, 2])
 def test_a_lost_rank_is_resumed(lost, large, work):
     """One rank is killed while it copies; the others say so and stop. The second run does what is missing."""
     arguments = ["convert", large / "hf", work / "out", "--tp", 2, "--pp", 2]
-    ranks = [start(rank, 4, *arguments) for rank in range(4)]
-    journal = work / "out/.release.ferry" / ("journal" if lost == 0 else f"journal.{lost}")
-    until = time.monotonic() + 60
-    while time.monotonic() < until and not (journal.exists() and journal.stat().st_size > 200):
-        time.sleep(0.001)
-    ranks[lost].kill()
-    for rank in ranks:  # what a launcher does once one of its processes is gone
-        rank.send_signal(signal.SIGTERM)
-    codes = [rank.wait(timeout=60) for rank in ranks]
-    if codes[0] == 0:
-        pytest.skip("all was done before the rank was killed")
-    assert not (work / "out/release").exists()
+    broken_off([start(rank, 4, *arguments) for rank in range(4)], work / "out", lost, kill=True)
     done = run_ranks(4, *arguments, "--resume", "--json")
     assert [rank.returncode for rank, *_ in done] == [0] * 4, done
     assert tree(work / "out") == tree(large / "megatron")
@@ -104,16 +115,7 @@ def test_a_lost_rank_is_resumed(lost, large, work):
 
 def test_the_number_of_ranks_may_change_on_resume(large, work):
     arguments = ["convert", large / "hf", work / "out", "--tp", 2, "--pp", 2]
-    ranks = [start(rank, 4, *arguments) for rank in range(4)]
-    journal = work / "out/.release.ferry/journal.3"
-    until = time.monotonic() + 60
-    while time.monotonic() < until and not (journal.exists() and journal.stat().st_size > 200):
-        time.sleep(0.001)
-    for rank in ranks:
-        rank.send_signal(signal.SIGTERM)
-    codes = [rank.wait(timeout=60) for rank in ranks]
-    if codes[0] == 0:
-        pytest.skip("all was done before the ranks were stopped")
+    broken_off([start(rank, 4, *arguments) for rank in range(4)], work / "out", 3, kill=False)
     run_ok("convert", large / "hf", work / "out", "--tp", 2, "--pp", 2, "--resume")
     assert tree(work / "out") == tree(large / "megatron")
 

@@ -41,7 +41,7 @@ class Loader {
 
   std::vector<Sample> run() {
     for (;;) {
-      // Whoever has something to do keeps the ranks together that share his experts.
+      // A rank that has something to do keeps those together that share its experts.
       const auto count = std::max<std::int64_t>(up_to(load_.arrivals), under_way_ == 0 ? 1 : 0);
       for (auto i = count; i > 0 && expected_ < load_.tokens; --i) add();
       if (!engine_.has_unfinished()) break;

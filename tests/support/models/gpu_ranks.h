@@ -26,7 +26,7 @@
 
 namespace ferry::support {
 
-// How a rank's process has ended.
+// The end of a rank's process.
 struct EndOfRank {
   int status = 0;  // of its exit; -1: by a signal, or not in time
   std::string output{};

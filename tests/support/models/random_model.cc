@@ -33,7 +33,7 @@ namespace {
 
 using Memory = std::vector<std::vector<std::byte>>;
 
-// How a tensor may be held with other dtypes than its own.
+// The ways in which a tensor is held with other dtypes than its own.
 struct Conversions {
   bool widened = false;             // on either side, in parts
   std::vector<double> unrounded{};  // the source holds these, in fp32; the model their rounding

@@ -10,6 +10,7 @@
 #include "tests/support/expect.h"
 #include "tests/support/files.h"
 #include "tests/support/models/tiny_model.h"
+#include "tests/support/seed_blocks.h"
 #include "tests/support/shard_stores.h"
 #include "tests/support/temp_dir.h"
 
@@ -43,9 +44,11 @@ void expect_holds(const ShardStore& store, const std::vector<StoredBytes>& tenso
   }
 }
 
-TEST(ShardStore, GivesBackAnyTensors) {
-  for (std::uint64_t seed = 0; seed < 60; ++seed) {
-    SCOPED_TRACE(seed);
+class RandomShardStore : public support::SeedBlocks {};
+INSTANTIATE_TEST_SUITE_P(Blocks, RandomShardStore, RandomShardStore::all());
+
+TEST_P(RandomShardStore, GivesBackAnyTensors) {
+  for_each_seed(0, 59, [&](std::uint64_t seed) {
     Random random(seed);
     const TempDir dir;
     const auto tensors =
@@ -55,12 +58,11 @@ TEST(ShardStore, GivesBackAnyTensors) {
     expect_holds(store, tensors);
     EXPECT_EQ(store.files,
               (std::map<std::string, std::string>{{"hf/config.json", "{}"}, {"hf/empty", ""}}));
-  }
+  });
 }
 
-TEST(ShardStore, HasTheSameBytesAtAnyNumberOfThreads) {
-  for (std::uint64_t seed = 100; seed < 110; ++seed) {
-    SCOPED_TRACE(seed);
+TEST_P(RandomShardStore, HasTheSameBytesAtAnyNumberOfThreads) {
+  for_each_seed(100, 109, [&](std::uint64_t seed) {
     Random random(seed);
     const TempDir dir;
     const auto tensors = support::random_tensors(random, 12, 200);
@@ -68,14 +70,17 @@ TEST(ShardStore, HasTheSameBytesAtAnyNumberOfThreads) {
     write_shard_store(dir / "one", tensors, {.store = options, .threads = 1});
     write_shard_store(dir / "four", tensors, {.store = options, .threads = 4});
     EXPECT_EQ(support::read_tree(dir / "one"), support::read_tree(dir / "four"));
-  }
+  });
 }
 
+// Blocks of several seeds: few runs that are broken off leave no file that is finished.
+class InterruptedShardStore : public support::SeedBlocksOf<3> {};
+INSTANTIATE_TEST_SUITE_P(Blocks, InterruptedShardStore, InterruptedShardStore::all());
+
 // A run that is broken off leaves files that are finished, and others.
-TEST(ShardStore, GoesOnWithWhatARunLeftFileByFile) {
+TEST_P(InterruptedShardStore, GoesOnWithWhatARunLeftFileByFile) {
   std::int64_t saved = 0;
-  for (std::uint64_t seed = 200; seed < 215; ++seed) {
-    SCOPED_TRACE(seed);
+  for_each_seed(200, 214, [&](std::uint64_t seed) {
     Random random(seed);
     const TempDir dir;
     std::vector<StoredBytes> tensors;
@@ -95,7 +100,7 @@ TEST(ShardStore, GoesOnWithWhatARunLeftFileByFile) {
     options.stop_after = -1;
     saved += total - write_shard_store(dir / "again", tensors, options);
     EXPECT_EQ(support::read_tree(dir / "whole"), support::read_tree(dir / "again"));
-  }
+  });
   EXPECT_GT(saved, 0);
 }
 

@@ -1,4 +1,4 @@
-"""FP8 of compressed-tensors (GLM-4.5-FP8, and what llm-compressor writes) and of ModelOpt: dequantised bit for bit as compressed-tensors does it."""
+"""FP8 of compressed-tensors (GLM-4.5-FP8, llm-compressor), of ModelOpt and of AutoFP8: dequantised bit for bit as compressed-tensors does it."""
 import json
 import shutil
 
@@ -13,7 +13,7 @@ from support import DATA, refuse, run_ok, tree
 
 BLOCK = [16, 8]
 STRATEGIES = {"channel": {}, "tensor": {}, "block": {"block_structure": BLOCK}}
-KINDS = [*STRATEGIES, "modelopt"]
+KINDS = [*STRATEGIES, "modelopt", "autofp8"]
 
 
 def arguments(strategy):
@@ -21,13 +21,13 @@ def arguments(strategy):
 
 
 def scale_of(kind, shape, generator):
-    sizes = {"channel": (shape[0], 1), "tensor": (1,), "modelopt": (), "block": [-(-size // block) for size, block in zip(shape, BLOCK)]}[kind]
+    sizes = {"channel": (shape[0], 1), "tensor": (1,), "modelopt": (), "autofp8": (1,), "block": [-(-size // block) for size, block in zip(shape, BLOCK)]}[kind]
     scale = torch.rand(sizes, generator=generator) + 0.25
     return scale.to(torch.bfloat16) if kind == "channel" else scale
 
 
 def plain(weight, scale, kind):
-    if kind in ("modelopt", "tensor"):
+    if kind in ("modelopt", "autofp8", "tensor"):
         return (weight.float() * scale.float()).to(torch.bfloat16)
     scheme = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**arguments(kind)))
     return FloatQuantizationCompressor.decompress({"weight": weight, "weight_scale": scale}, scheme)["weight"].to(torch.bfloat16)
@@ -36,6 +36,8 @@ def plain(weight, scale, kind):
 def quantization(kind):
     if kind == "modelopt":
         return {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]}
+    if kind == "autofp8":
+        return {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]}
     return {"quant_method": "compressed-tensors", "format": "float-quantized", "quantization_status": "compressed", "ignore": ["lm_head"],
             "config_groups": {"group_0": {"targets": ["Linear"], "weights": arguments(kind), "input_activations": None}}}
 
@@ -56,7 +58,7 @@ def quantized(request, tmp_path_factory):
         stored[name] = tensor.to(torch.float8_e4m3fn)
         stored[name + "_scale"] = scale
         want[name] = plain(stored[name], scale, kind)
-        if kind in ("modelopt", "tensor"):
+        if kind in ("modelopt", "autofp8", "tensor"):
             stored[name.removesuffix("weight") + "input_scale"] = torch.tensor([0.25])
     save_file(stored, file, metadata={"format": "pt"})
     config = json.loads((folder / "config.json").read_text())
