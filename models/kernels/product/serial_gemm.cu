@@ -1,5 +1,6 @@
 #include "models/kernels/cuda/cuda_element.cuh"
 #include "models/kernels/cuda/cuda_launch.h"
+#include "models/kernels/cuda/weight_lines.cuh"
 
 namespace ferry::models::launch {
 namespace {
@@ -100,97 +101,119 @@ __global__ void __launch_bounds__(kSide* kSide) chain(const T* x, const T* w, Pr
 }
 
 // Few rows: a thread adds up one element, whose chain of K additions, four clocks each, takes the
-// most of the time. A block has few columns, so that there are many blocks to read the weight.
+// most of the time. A block has few columns, so that there are many blocks to read the weight, and
+// a ring of parts of K, so that the next ones are on their way while it adds up.
 constexpr int kFewColumns = 8;
 constexpr int kRowsOfWarp = kLanes / kFewColumns;
 constexpr int kFewWarps = 4;
 constexpr int kFewRows = kFewWarps * kRowsOfWarp;  // of a block
 constexpr int kFewThreads = kFewWarps * kLanes;
-constexpr int kFewDepth = 256;
-constexpr int kLoadsOfFewLine = kFewDepth / kAtOnce;
-constexpr int kFewPitch = kFewDepth + kAtOnce;  // neighbours are in other banks
+constexpr int kFewDepth = 128;  // of a part
+constexpr int kFewLines = kFewColumns + kFewRows;
 
-// Loads of a thread for a part of K, of `count` lines one behind another.
-template <bool kAligned, int kCount, typename T>
-__device__ void load_lines(Vector<T, kAtOnce> (&numbers)[kCount],
-                           const T* lines,
-                           std::int64_t count,
-                           std::int64_t k0,
-                           std::int64_t k) {
+template <typename T>
+struct Part {
+  static constexpr int kUnit = 16 / static_cast<int>(sizeof(T));  // numbers of a copy
+  static constexpr int kUnits = kFewDepth / kUnit;                // of a line
+  static constexpr int kStages = sizeof(T) == 2 ? 5 : 3;
+  // Columns, then rows; neighbours begin in other banks.
+  alignas(16) T lines[kFewLines][kFewDepth + kUnit];
+};
+
+__device__ void load_unit(const float* from, float (&to)[4]) {
+  const auto numbers = load<4>(from);
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    const int at = static_cast<int>(threadIdx.x) + i * kFewThreads;
-    const std::int64_t line = at / kLoadsOfFewLine;
-    numbers[i] = load_numbers<kAligned>(lines + line * k, k0 + at % kLoadsOfFewLine * kAtOnce, k,
-                                        line < count);
-  }
+  for (int i = 0; i < 4; ++i) to[i] = numbers.at[i];
 }
-template <int kCount, typename T>
-__device__ void keep_lines(float (*lines)[kFewPitch], const Vector<T, kAtOnce> (&numbers)[kCount]) {
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    const int at = static_cast<int>(threadIdx.x) + i * kFewThreads;
-    const auto& of = numbers[i].at;
-    *reinterpret_cast<float4*>(&lines[at / kLoadsOfFewLine][at % kLoadsOfFewLine * kAtOnce]) = {
-        widen(of[0]), widen(of[1]), widen(of[2]), widen(of[3])};
-  }
+__device__ void load_unit(const Bf16* from, float (&to)[kWide]) {
+  unpack(*reinterpret_cast<const uint4*>(from), to);
 }
 
-template <bool kAligned, typename T>
+// x and w are aligned to 16 bytes, and so are their lines.
+template <typename T>
 __global__ void __launch_bounds__(kFewThreads) chain_few(const T* x, const T* w, Product of) {
-  __shared__ __align__(16) float xs[kFewRows][kFewPitch];
-  __shared__ __align__(16) float ws[kFewColumns][kFewPitch];
+  using Ring = Part<T>;
+  __shared__ Ring ring[Ring::kStages];
   const std::int64_t row0 = static_cast<std::int64_t>(blockIdx.y) * kFewRows;
   const std::int64_t column0 = static_cast<std::int64_t>(blockIdx.x) * kFewColumns;
-  const int row = static_cast<int>(threadIdx.x) / kFewColumns;
-  const int column = static_cast<int>(threadIdx.x) % kFewColumns;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int row = thread / kFewColumns;
+  const int column = thread % kFewColumns;
   const bool has_rows = row0 + row / kRowsOfWarp * kRowsOfWarp < of.m;  // the warp
-  Vector<T, kAtOnce> of_x[kFewRows * kLoadsOfFewLine / kFewThreads];
-  Vector<T, kAtOnce> of_w[kFewColumns * kLoadsOfFewLine / kFewThreads];
-  const auto load_part = [&](std::int64_t k0) {
-    load_lines<kAligned>(of_w, w + column0 * of.k, of.n - column0, k0, of.k);
-    load_lines<kAligned>(of_x, x + row0 * of.k, of.m - row0, k0, of.k);
+  const int parts = static_cast<int>(ceil_div(of.k, kFewDepth));
+  const auto copy = [&](int part) {  // zeros for what is not there
+#pragma unroll
+    for (int i = 0; i < ceil_div(kFewLines * Ring::kUnits, kFewThreads); ++i) {
+      const int unit = thread + i * kFewThreads;
+      const int line = unit / Ring::kUnits;
+      if (line >= kFewLines) break;
+      const int within = unit % Ring::kUnits * Ring::kUnit;
+      const std::int64_t at = static_cast<std::int64_t>(part) * kFewDepth + within;
+      const bool is_column = line < kFewColumns;
+      const std::int64_t number = is_column ? column0 + line : row0 + line - kFewColumns;
+      const bool exists = at < of.k && number < (is_column ? of.n : of.m);
+      const T* const from = (is_column ? w : x) + (exists ? number * of.k + at : 0);
+      const int bytes = exists ? 16 : 0;
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
+                       shared_address(&ring[part % Ring::kStages].lines[line][within])),
+                   "l"(from), "r"(bytes)
+                   : "memory");
+    }
+    asm volatile("cp.async.commit_group;" ::: "memory");
   };
   wait_for_inputs();
-  load_part(0);
+  for (int part = 0; part < Ring::kStages - 1; ++part) copy(part);
   float sum = 0;
-  for (std::int64_t k0 = 0; k0 < of.k; k0 += kFewDepth) {
-    __syncthreads();
-    keep_lines(xs, of_x);
-    keep_lines(ws, of_w);
-    __syncthreads();
-    load_part(k0 + kFewDepth);
+  for (int part = 0; part < parts; ++part) {
+    asm volatile("cp.async.wait_group %0;" ::"n"(Ring::kStages - 2) : "memory");
+    __syncthreads();  // the part is here, and all have read the one whose place is taken now
+    copy(part + Ring::kStages - 1);
     if (!has_rows) continue;
-    const float* const a = xs[row];
-    const float* const b = ws[column];
-    if (k0 + kFewDepth <= of.k) {
-#pragma unroll 16
-      for (int at = 0; at < kFewDepth; at += kAtOnce) {
-        const auto left = load<kAtOnce>(a + at);
-        const auto right = load<kAtOnce>(b + at);
+    const auto& lines = ring[part % Ring::kStages].lines;
+    const T* const a = lines[kFewColumns + row];
+    const T* const b = lines[column];
+    const std::int64_t left = of.k - static_cast<std::int64_t>(part) * kFewDepth;
+    if (left >= kFewDepth) {
 #pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) sum = __fmaf_rn(left.at[i], right.at[i], sum);
+      for (int at = 0; at < kFewDepth; at += Ring::kUnit) {
+        float of_row[Ring::kUnit];
+        float of_column[Ring::kUnit];
+        load_unit(a + at, of_row);
+        load_unit(b + at, of_column);
+#pragma unroll
+        for (int i = 0; i < Ring::kUnit; ++i) sum = __fmaf_rn(of_row[i], of_column[i], sum);
       }
     } else {
-      for (int at = 0; at < static_cast<int>(of.k - k0); ++at) sum = __fmaf_rn(a[at], b[at], sum);
+      for (int at = 0; at < static_cast<int>(left); ++at)
+        sum = __fmaf_rn(widen(a[at]), widen(b[at]), sum);
     }
   }
   release_dependents();
   finish(of, row0 + row, column0 + column, sum);
 }
 
-template <bool kAligned, typename T>
+// From so many tiles on these are faster (tests/bench/kernels/product_bench.cc).
+constexpr std::int64_t kManyTiles = 80;
+
+template <typename T>
 cudaError_t run(const T* x, const T* w, const Product& of, cudaStream_t stream) {
-  constexpr std::int64_t kFewTiles = 16;  // leave most multiprocessors idle
   const auto blocks = [&](std::int64_t columns, std::int64_t rows) {
     return dim3(static_cast<unsigned>(ceil_div(of.n, columns)),
                 static_cast<unsigned>(ceil_div(of.m, rows)));
   };
-  if (of.m <= kFewRows || ceil_div(of.n, kTile) * ceil_div(of.m, kTile) < kFewTiles)
-    return launch_dependent(chain_few<kAligned, T>, blocks(kFewColumns, kFewRows), kFewThreads, 0,
-                            stream, x, w, of);
-  return launch_dependent(chain<kAligned, T>, blocks(kTile, kTile), kSide * kSide, 0, stream, x, w,
-                          of);
+  const auto aligned = [&](auto count) {
+    constexpr int kCount = decltype(count)::value;
+    return of.k % kCount == 0 && is_aligned<T, kCount>(x) && is_aligned<T, kCount>(w);
+  };
+  const bool few = of.m <= kFewRows || ceil_div(of.n, kTile) * ceil_div(of.m, kTile) < kManyTiles;
+  if (few && aligned(std::integral_constant<int, Part<T>::kUnit>{}))
+    return launch_dependent(chain_few<T>, blocks(kFewColumns, kFewRows), kFewThreads, 0, stream, x,
+                            w, of);
+  const auto tiles = [&](auto* kernel) {
+    return launch_dependent(kernel, blocks(kTile, kTile), kSide * kSide, 0, stream, x, w, of);
+  };
+  return aligned(std::integral_constant<int, kAtOnce>{}) ? tiles(chain<true, T>)
+                                                         : tiles(chain<false, T>);
 }
 
 }  // namespace
@@ -206,13 +229,8 @@ cudaError_t serial_gemm(const void* x,
                         cudaStream_t stream) {
   return by_element(element, [&](auto* none) {
     using T = std::remove_pointer_t<decltype(none)>;
-    const auto* const rows = static_cast<const T*>(x);
-    const auto* const lines = static_cast<const T*>(w);
-    const Product of{.bias = bias, .y = y, .m = m, .n = n, .k = k};
-    if (k % kAtOnce == 0 && is_aligned<T, kAtOnce>(rows) && is_aligned<T, kAtOnce>(lines))
-      (void)run<true>(rows, lines, of, stream);
-    else
-      (void)run<false>(rows, lines, of, stream);
+    (void)run(static_cast<const T*>(x), static_cast<const T*>(w),
+              Product{.bias = bias, .y = y, .m = m, .n = n, .k = k}, stream);
   });
 }
 

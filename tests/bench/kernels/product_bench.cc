@@ -1,6 +1,7 @@
 // product_bench: products of 1 to 4 rows with weights of several shapes on a GPU, by ATen and by
 // few_rows_product(), in a CUDA graph, in microseconds, and GB/s of the weights, which are too many
-// for the caches.
+// for the caches. Products of routers in fp32, of bf16: by ATen with its copies to fp32, in fast
+// and in bitwise.
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/cuda/CUDAGraph.h>
@@ -16,6 +17,7 @@
 
 #include "models/kernels/cuda/cuda_call.h"
 #include "models/kernels/product/few_rows.h"
+#include "models/kernels/product/linear.h"
 
 namespace ferry::models {
 namespace {
@@ -64,10 +66,35 @@ void run(std::int64_t n, std::int64_t k) {
   fmt::print("\n");
 }
 
+void run_router(std::int64_t n, std::int64_t k) {
+  const at::NoGradGuard no_grad;
+  const auto like = at::TensorOptions().device(at::kCUDA).dtype(at::kBFloat16);
+  std::vector<at::Tensor> weights;
+  for (int i = 0; i < 64; ++i) weights.push_back(at::randn({n, k}, like));
+  fmt::print("[{:4}, {:5}]", n, k);
+  for (const std::int64_t rows : {1, 4, 16, 64, 256, 1024, 8192}) {
+    const auto x = at::randn({rows, k}, like);
+    const auto of = [&](const auto& product) {
+      return microseconds(weights, [&](const at::Tensor& w) { product(w); });
+    };
+    const auto theirs =
+        of([&](const at::Tensor& w) { at::linear(x.to(at::kFloat), w.to(at::kFloat)); });
+    const auto fast = of([&](const at::Tensor& w) { linear_in_fp32(x, w, Alignment::kFast); });
+    const auto bitwise =
+        of([&](const at::Tensor& w) { linear_in_fp32(x, w, Alignment::kBitwise); });
+    fmt::print("  {}: {:.1f} {:.1f} {:.1f}", rows, theirs, fast, bitwise);
+  }
+  fmt::print("\n");
+}
+
 }  // namespace
 }  // namespace ferry::models
 
 int main() {
+  fmt::print("routers [N, K], rows: ATen, fast, bitwise\n");
+  for (const auto& [n, k] : std::vector<std::pair<std::int64_t, std::int64_t>>{
+           {64, 2048}, {160, 5120}, {256, 7168}, {384, 7168}})
+    ferry::models::run_router(n, k);
   fmt::print("[     N,     K]  of 1 to 4 rows: ATen, few_rows_product()\n");
   for (const auto& [n, k] : std::vector<std::pair<std::int64_t, std::int64_t>>{{2048, 4096},
                                                                                {5120, 2048},
