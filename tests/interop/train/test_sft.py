@@ -383,14 +383,16 @@ def test_a_run_saves_and_validates_behind_its_last_step(world, tmp_path):
 
 
 def test_a_row_whose_answer_is_cut_off_adds_nothing(world, tmp_path):
-    """verl trains on with it, too. A batch of nothing else has a loss and a gradient of 0."""
+    """verl trains on with it, too. A batch of nothing else has no loss: its update is skipped."""
     rows = conversations()[:BATCH]
     long = {"messages": [{"role": "user", "content": " ".join(WORDS * 20)}, {"role": "assistant", "content": "one"}]}
     write_rows(tmp_path / "train.jsonl", [*rows[1:], long] + [long] * BATCH)
     cut = {"data.train_files": [str(tmp_path / "train.jsonl")], "data.truncation": "right", "checkpoint.save_freq": 0, "trainer.total_training_steps": 2}
-    first, second = train(world, tmp_path / "cut", **cut)
+    (status, said), = finish(start_ranks(1, settings(world, tmp_path / "cut", **cut)))
+    assert status == 0, said
     steps = [json.loads(line)["data"] for line in (tmp_path / "cut/metrics.jsonl").read_text().splitlines()]
-    assert first > 0 and second == 0 == steps[1]["train/grad_norm"]
+    first = steps[0]["train/loss"]
+    assert first > 0 and "train/loss" not in steps[1] and [step["train/unlearned_rows"] for step in steps] == [1, BATCH]
     write_rows(tmp_path / "three.jsonl", rows[1:])
     three = {"data.train_files": [str(tmp_path / "three.jsonl")], "data.train_batch_size": 3, "trainer.total_training_steps": 1, "checkpoint.save_freq": 0}
     assert train(world, tmp_path / "three", **three)[0] == pytest.approx(first, rel=1e-6)
