@@ -192,7 +192,7 @@ __global__ void __launch_bounds__(kFewThreads) chain_few(const T* x, const T* w,
   finish(of, row0 + row, column0 + column, sum);
 }
 
-// From so many tiles on these are faster (tests/bench/kernels/product_bench.cc).
+// The number of tiles from which on tiles are faster (tests/bench/kernels/product_bench.cc).
 constexpr std::int64_t kManyTiles = 80;
 
 template <typename T>
