@@ -109,8 +109,9 @@ Routing TopKRouter::route(const at::Tensor& x, const at::Tensor& given, bool gen
                       config.moe_router_topk_scaling_factor;
     return routing;
   }
+  // The choice of DeepSeek-V3 and of the families after it.
   const SigmoidChoice of_sigmoids{
-      .topk = topk,  // DeepSeek-V3
+      .topk = topk,
       .groups = std::max<std::int64_t>(config.moe_router_num_groups, 1),
       .group_topk = std::max<std::int64_t>(config.moe_router_group_topk, 1),
       .scaling_factor = config.moe_router_topk_scaling_factor};

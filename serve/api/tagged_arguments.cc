@@ -24,13 +24,6 @@ namespace grammar = rollout::grammar;
                  "tools");
 }
 
-std::string escaped_pointer(std::string name) {
-  for (const auto& [from, to] : {std::pair{'~', "~0"}, std::pair{'/', "~1"}})
-    for (auto at = name.find(from); at != std::string::npos; at = name.find(from, at + 2))
-      name.replace(at, 1, to);
-  return name;
-}
-
 ordered_json united(const ordered_json& schema) {
   try {
     return grammar::united(schema);
@@ -96,10 +89,12 @@ class ArgumentWriter {
     }
     if (!is_read_as(begin + "0", name, nullptr))
       refuse("properties", "", (dump(name) + " as a name ").c_str());
-    return sequence_of({text_format(begin),
-                        is_bare ? list_format("or", std::move(ways))
-                                : schema_format(schema_, "/properties/" + escaped_pointer(name)),
-                        text_format(tags_.end)});
+    return sequence_of(
+        {text_format(begin),
+         is_bare ? list_format("or", std::move(ways))
+                 : schema_format(schema_,
+                                 (ordered_json::json_pointer("/properties") / name).to_string()),
+         text_format(tags_.end)});
   }
 
  private:
