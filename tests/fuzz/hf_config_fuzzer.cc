@@ -32,7 +32,7 @@ void hf_config(std::string_view input) {
   TransformerConfig config;
   const bool quantization = accepts([&] { converter::parse_quantization(input, "fuzz"); });
   if (!accepts([&] { config = converter::parse_hf_config(input, "fuzz"); })) return;
-  if (converter::find_family(config.family).passes_through) return;  // has no form of Megatron's
+  if (converter::family_of(config.family).passes_through) return;  // has no form of Megatron's
   expect(quantization, "the configuration is taken, its quantisation is not");
   expect_rewritten_alike(input, config);
   expect_sound(config);
