@@ -110,12 +110,11 @@ at::Tensor GPTModel::forward(const SequencePartition& batch,
                              const RouterReplay& routes,
                              const VisualRows& visual) const {
   const auto images = between_layers(visual, batch);
-  const LayerContext context{
-      .batch = &batch,
-      .positions = position_embedding_.angles(batch.positions(), scalar_type(options_.dtype)),
-      .observe = observe,
-      .routes = routes,
-      .visual = images.any() ? &images : nullptr};
+  const LayerContext context{.batch = &batch,
+                             .positions = positions_of(batch),
+                             .observe = observe,
+                             .routes = routes,
+                             .visual = images.any() ? &images : nullptr};
   require(stage_.pre_process != hidden.defined(), ErrorKind::kBug,
           "the first stage takes tokens, the others hidden states");
   ResidualStream stream{.sum = stage_.pre_process ? embed(batch.tokens()) : hidden};
@@ -151,9 +150,16 @@ at::Tensor GPTModel::forward(const at::Tensor& tokens,
   return add_and_norm(stream, final_norm_, config_.layernorm_epsilon, config_.norm_rounding());
 }
 
-// transformers rounds the factor to the dtype of the weights.
+PositionAngles GPTModel::positions_of(const SequencePartition& batch) const {
+  const bool by_length = config_.rope_scaling.type == RopeType::kLongrope;
+  return position_embedding_.angles(batch.positions(), scalar_type(options_.dtype),
+                                    by_length ? batch.sequence_lengths() : at::Tensor());
+}
+
+// transformers rounds the root to the dtype of the weights, and no embedding_multiplier.
 at::Tensor GPTModel::embed(const at::Tensor& tokens) const {
   auto embedded = embedding_->forward(tokens);
+  if (config_.embedding_multiplier != 1) return embedded * config_.embedding_multiplier;
   if (!config_.embedding_scaling) return embedded;
   const auto root = at::scalar_tensor(std::sqrt(static_cast<double>(config_.hidden_size)));
   return embedded * root.to(embedded.scalar_type()).item<double>();
@@ -242,9 +248,11 @@ ResidualStream GPTModel::recompute_layers(std::size_t first,
 
 at::Tensor GPTModel::output(const at::Tensor& hidden) const {
   const auto& parallel = setup_.tensor_parallel;
-  if (config_.head == Head::kLanguageModel)
-    return soft_capped(linear(parallel.enter(hidden), output_weight_, {}, options_.alignment),
+  if (config_.head == Head::kLanguageModel) {
+    const auto products = linear(parallel.enter(hidden), output_weight_, {}, options_.alignment);
+    return soft_capped(config_.logits_scaling == 1 ? products : products / config_.logits_scaling,
                        config_.final_logit_softcapping);
+  }
   const auto scores = linear_head(hidden, output_weight_, output_bias_, options_.alignment);
   return parallel.sequence_parallel
              ? gather_from_sequence_parallel_region(scores, mesh_.tp(), /*replicated=*/true)
@@ -256,6 +264,7 @@ OutputHead GPTModel::head() const {
           "a model with a value head has no log-probabilities of tokens");
   return {.weight = output_weight_,
           .vocab_size = config_.vocab_size,
+          .logits_scaling = config_.logits_scaling,
           .softcap = config_.final_logit_softcapping,
           .parallel = setup_.tensor_parallel};
 }
@@ -305,9 +314,7 @@ at::Tensor GPTModel::whole_batch(const at::Tensor& between_layers,
 
 std::vector<at::Tensor> GPTModel::predict(const at::Tensor& hidden,
                                           const SequencePartition& batch) const {
-  const LayerContext context{
-      .batch = &batch,
-      .positions = position_embedding_.angles(batch.positions(), scalar_type(options_.dtype))};
+  const LayerContext context{.batch = &batch, .positions = positions_of(batch)};
   std::vector<at::Tensor> predicted;
   auto x = hidden;
   for (std::size_t i = 0; i < predictions_.size(); ++i) {

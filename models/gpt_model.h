@@ -121,6 +121,7 @@ class GPTModel {
 
  private:
   OutputHead head() const;
+  PositionAngles positions_of(const SequencePartition& batch) const;
   // tokens [tokens] -> [tokens, hidden], as it is between the layers.
   at::Tensor embed(const at::Tensor& tokens) const;
   // The layer `index` of this stage, and what images add behind it.

@@ -29,10 +29,14 @@ constexpr const char* kHowToFit =
     "(--gpu-memory-utilization) says how much the cache leaves";
 
 EngineOptions completed(EngineOptions options, const GPTModel& model) {
-  const auto known = model.config().max_position_embeddings;
+  const auto known = model.config().max_generated_positions();
   if (options.max_model_len == 0) options.max_model_len = known;
   require(options.max_model_len > 0 && options.max_model_len <= known, ErrorKind::kUsage,
-          "max_model_len is {}: the model knows {} positions", options.max_model_len, known);
+          "max_model_len is {}: the model {} {} positions", options.max_model_len,
+          known < model.config().max_position_embeddings
+              ? "has longrope, and is generated from up to original_max_position_embeddings,"
+              : "knows",
+          known);
   require(
       options.enable_chunked_prefill || options.max_num_batched_tokens >= options.max_model_len,
       ErrorKind::kUsage,

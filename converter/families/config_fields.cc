@@ -187,11 +187,23 @@ std::vector<bool> sliding_layers(const ConfigFields& fields,
                                  std::int64_t num_layers,
                                  const std::function<bool(std::int64_t)>& otherwise) {
   if (auto named =
-          layers_of_kind(fields, "layer_types", "sliding_attention", "full_attention", num_layers))
+          layers_of_kind(fields, "layer_types", kLocalAttention, "full_attention", num_layers))
     return std::move(*named);
   std::vector<bool> sliding;
   for (std::int64_t i = 0; i < num_layers; ++i) sliding.push_back(otherwise(i));
   return sliding;
+}
+
+double read_local_base(const ConfigFields& fields, double otherwise) {
+  const auto* const of_layers = fields.find("rope_parameters");
+  if (of_layers == nullptr || !of_layers->contains(kLocalAttention)) return otherwise;
+  const ConfigFields local(
+      (*of_layers)[std::string(kLocalAttention)],
+      fmt::format("{}: rope_parameters of {}", fields.source(), kLocalAttention));
+  const auto type = local.text("rope_type", "default");
+  require(type == "default", ErrorKind::kLayout, "{}: rope_type is \"{}\", which is not handled",
+          local.source(), type);
+  return local.optional_number("rope_theta").value_or(otherwise);
 }
 
 void set_window_layers(const ConfigFields& fields,

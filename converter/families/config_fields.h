@@ -90,6 +90,13 @@ std::vector<bool> sliding_layers(const ConfigFields& fields,
                                  std::int64_t num_layers,
                                  const std::function<bool(std::int64_t layer)>& otherwise);
 
+// A kind of layer in layer_types and in rope_parameters.
+inline constexpr std::string_view kLocalAttention = "sliding_attention";
+
+// rope_theta in the rope_parameters of layers with a sliding window, or `otherwise`. Throws
+// Error(kLayout) where they scale positions.
+double read_local_base(const ConfigFields& fields, double otherwise);
+
 // Leaves the sliding window to these layers; there is no window where that is none of them.
 void set_window_layers(const ConfigFields& fields,
                        const std::function<bool(std::int64_t layer)>& otherwise,

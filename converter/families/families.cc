@@ -19,6 +19,10 @@ const Family* find_if(const Visit& visit) {
            kErnieFamilies,
            kGemmaFamilies,
            kGlm4Families,
+           kGraniteFamilies,
+           kPhiFamilies,
+           kSmolFamilies,
+           kOlmoFamilies,
            kMixtralFamilies,
            kQwenMoeFamilies,
            kOlmoeFamilies,
@@ -45,11 +49,21 @@ std::optional<std::string> replace_part(std::string_view name,
   return fmt::format("{}{}{}", name.substr(0, at), with, name.substr(at + part.size()));
 }
 
+// True if files have such a name: of a layer, of what is before or behind all layers, of a tower.
+bool is_file_name(const HfNames& names, std::string_view name) {
+  const auto begins = [&](std::string_view with) { return name.starts_with(with); };
+  const auto is = [&](const HfName& one) { return name == one.hf; };
+  return begins(names.layer.substr(0, names.layer.find(kLayerMark))) ||
+         std::ranges::any_of(names.first, is) || std::ranges::any_of(names.last, is) ||
+         std::ranges::any_of(names.carried, begins);
+}
+
 // Parts of a model that most families lack.
 bool has_rare_parts(const models::TransformerConfig& config) {
   return config.rotary_interleaved || config.layernorm_zero_centered_gamma ||
          config.qk_layernorm_full || config.post_norm != models::PostNorm::kNone ||
-         config.is_sparse() || config.softmax_offset || config.is_hybrid_model();
+         config.is_sparse() || config.softmax_offset || config.is_hybrid_model() ||
+         !config.no_rope_freq.empty();
 }
 
 }  // namespace
@@ -100,6 +114,14 @@ std::vector<std::string> file_names(const Family& family, std::string_view modul
   }
   names.emplace_back(module_name);
   return names;
+}
+
+std::optional<std::string> name_with_prefix(const Family& family, std::string_view name) {
+  if (family.passes_through || is_file_name(*family.names, name)) return std::nullopt;
+  for (auto& full : file_names(family, fmt::format("model.{}", name))) {
+    if (is_file_name(*family.names, full)) return std::move(full);
+  }
+  return std::nullopt;
 }
 
 std::string fill_in(std::string_view text, std::string_view mark, std::int64_t number) {

@@ -132,7 +132,8 @@ struct Family {
   // Its class heeds partial_rotary_factor where positions are not scaled, as do those whose
   // rotary_percent is not 1.
   bool turns_in_part = false;
-  bool scales_queries = false;  // it heeds llama_4_scaling_beta
+  bool scales_queries = false;                         // it heeds llama_4_scaling_beta
+  std::span<const std::string_view> longrope_names{};  // other words for it, as its rope_type
   // rope_parameters differ by kind of layer: those of full attention are read.
   bool rope_of_layers = false;
   // hidden_act, hidden_activation: the only one handled.
@@ -336,6 +337,10 @@ extern const std::span<const Family> kErnieFamilies;  // ernie4_5, ernie4_5_moe
 // gemma2, gemma3_text, gemma3, gemma4_text, gemma4
 extern const std::span<const Family> kGemmaFamilies;
 extern const std::span<const Family> kGlm4Families;     // glm4
+extern const std::span<const Family> kGraniteFamilies;  // granite
+extern const std::span<const Family> kPhiFamilies;      // phi3
+extern const std::span<const Family> kSmolFamilies;     // smollm3
+extern const std::span<const Family> kOlmoFamilies;     // olmo2, olmo3
 extern const std::span<const Family> kMixtralFamilies;  // mixtral
 extern const std::span<const Family> kQwenMoeFamilies;  // qwen2_moe, qwen3_moe, qwen3_vl_moe
 extern const std::span<const Family> kOlmoeFamilies;    // olmoe

@@ -21,6 +21,16 @@ using models::RopeType;
 using models::TransformerConfig;
 using nlohmann::json;
 
+// The list of numbers `key`; empty where there is none.
+std::vector<double> read_factors(const ConfigFields& fields, std::string_view key) {
+  const auto* const list = fields.find(key);
+  if (list == nullptr) return {};
+  const auto is_number = [](const json& one) { return one.is_number(); };
+  require(list->is_array() && std::ranges::all_of(*list, is_number), ErrorKind::kCorrupt,
+          "{}: {} is not a list of numbers", fields.source(), key);
+  return list->get<std::vector<double>>();
+}
+
 // `whole`: the object around `fields`; an original length that it says itself counts first
 // (standardize_rope_params of modeling_rope_utils.py), and its max_position_embeddings, `length`,
 // is the original one too where nothing else is said.
@@ -31,7 +41,10 @@ RopeScaling parse_rope_scaling(const ConfigFields& fields,
   // "type" is the older spelling of "rope_type"; transformers 5 leaves it in place beside that.
   const auto name = fields.text("rope_type", fields.text("type", name_of(RopeType::kDefault)));
   if (name == "mrope") return {};  // turning by three positions is turning by one, of text
-  const auto type = find_in(models::kRopeTypes, name);
+  const bool renamed =
+      std::ranges::find(family.longrope_names, name) != family.longrope_names.end();
+  const auto type =
+      renamed ? std::optional(RopeType::kLongrope) : find_in(models::kRopeTypes, name);
   require(type.has_value(), ErrorKind::kLayout, "{}: rope_type is \"{}\", which is none of {}",
           fields.source(), name, names_in(models::kRopeTypes));
   const auto beta =
@@ -41,15 +54,16 @@ RopeScaling parse_rope_scaling(const ConfigFields& fields,
     if (!beta) return {};
     return {.original_max_position_embeddings = original, .llama_4_scaling_beta = beta};
   }
-  const bool yarn = *type == RopeType::kYarn;
-  if (yarn || *type == RopeType::kLlama3) {
+  const bool of_lengths = *type == RopeType::kYarn || *type == RopeType::kLongrope;
+  if (of_lengths || *type == RopeType::kLlama3) {
     const auto outer = family.rope_of_layers
                            ? std::nullopt
                            : whole.optional_size("original_max_position_embeddings");
     if (outer) original = outer;
     if (!original) original = length;
   }
-  const double longer = yarn ? static_cast<double>(length) / static_cast<double>(*original) : 1.0;
+  const double longer =
+      of_lengths ? static_cast<double>(length) / static_cast<double>(*original) : 1.0;
   return {.type = *type,
           .factor = fields.optional_number("factor").value_or(longer),
           .low_freq_factor = fields.optional_number("low_freq_factor"),
@@ -63,6 +77,8 @@ RopeScaling parse_rope_scaling(const ConfigFields& fields,
           .truncate = fields.find("truncate") == nullptr
                           ? std::nullopt
                           : std::optional(fields.flag("truncate", true)),
+          .short_factor = read_factors(fields, "short_factor"),
+          .long_factor = read_factors(fields, "long_factor"),
           .llama_4_scaling_beta = beta};
 }
 

@@ -1,11 +1,14 @@
 #include "converter/families/megatron_args.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstddef>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "converter/families/config_limits.h"
@@ -133,38 +136,35 @@ void read_latent_attention(const ArgumentReader& args, TransformerConfig& config
   if (args.text("experimental_attention_variant", "") == "dsa") args.read(kIndexerFields, config);
 }
 
-// moe_layer_freq: every n-th layer, or a list with one entry for each.
-std::vector<bool> read_layer_freq(const ArgumentReader& args, std::int64_t num_layers) {
-  std::vector<bool> moe;
-  const auto freq = args.find("moe_layer_freq");
-  if (freq && freq->kind() == distckpt::PickleKind::kList) {
-    require(static_cast<std::int64_t>(freq->size()) == num_layers, ErrorKind::kCorrupt,
-            "{} hold a moe_layer_freq of {} entries for {} layers", kArguments, freq->size(),
-            num_layers);
-    for (std::size_t i = 0; i < freq->size(); ++i) moe.push_back((*freq)[i].as_int() != 0);
-    return moe;
-  }
-  const auto every = freq ? args.size("moe_layer_freq") : 1;
-  for (std::int64_t i = 0; i < num_layers; ++i) moe.push_back(i % every == 0);
-  return moe;
-}
-
-// All layers but every n-th, or a list with one entry for each.
-std::vector<bool> read_skip_freq(const ArgumentReader& args,
-                                 std::string_view key,
-                                 std::int64_t num_layers) {
+// A list with one entry for each layer, or a number n, of which `counts` says whether it counts a
+// layer.
+std::vector<bool> read_layers(const ArgumentReader& args,
+                              std::string_view key,
+                              std::int64_t num_layers,
+                              bool (*counts)(std::int64_t layer, std::int64_t n)) {
   const auto freq = args.find(key);
   const bool list = freq && freq->kind() == distckpt::PickleKind::kList;
-  const auto every = list ? 0 : args.size(key);
+  const auto n = list ? 0 : args.size(key);
   require(!list || static_cast<std::int64_t>(freq->size()) == num_layers, ErrorKind::kCorrupt,
           "{} hold a {} of {} entries for {} layers", kArguments, key, list ? freq->size() : 0,
           num_layers);
   std::vector<bool> layers;
   for (std::int64_t i = 0; i < num_layers; ++i) {
-    layers.push_back(list ? (*freq)[static_cast<std::size_t>(i)].as_int() != 0
-                          : (i + 1) % every != 0);
+    layers.push_back(list ? (*freq)[static_cast<std::size_t>(i)].as_int() != 0 : counts(i, n));
   }
   return layers;
+}
+
+bool is_nth(std::int64_t layer, std::int64_t n) {
+  return (layer + 1) % n == 0;
+}
+
+// All layers but every n-th, or a list.
+std::vector<bool> read_skip_freq(const ArgumentReader& args,
+                                 std::string_view key,
+                                 std::int64_t num_layers) {
+  return read_layers(args, key, num_layers,
+                     [](std::int64_t layer, std::int64_t n) { return !is_nth(layer, n); });
 }
 
 void read_linear_attention(const ArgumentReader& args, TransformerConfig& config) {
@@ -206,7 +206,11 @@ void read_experts(const ArgumentReader& args, TransformerConfig& config) {
   config.num_moe_experts = args.size("num_experts", kMaxExperts);
   config.moe_ffn_hidden_size = args.integer("moe_ffn_hidden_size", config.ffn_hidden_size);
   if (config.moe_ffn_hidden_size == 0) config.moe_ffn_hidden_size = config.ffn_hidden_size;
-  config.moe_layer_freq = read_layer_freq(args, config.num_layers);
+  config.moe_layer_freq.assign(static_cast<std::size_t>(config.num_layers), true);
+  if (args.find("moe_layer_freq"))
+    config.moe_layer_freq =
+        read_layers(args, "moe_layer_freq", config.num_layers,
+                    [](std::int64_t layer, std::int64_t n) { return layer % n == 0; });
   config.moe_router_topk = args.integer("moe_router_topk", 2);
   config.moe_router_score_function = args.choice(
       "moe_router_score_function", models::kScoreFunctions, models::ScoreFunction::kSoftmax);
@@ -372,6 +376,10 @@ std::optional<TransformerConfig> read_args(PickleValue common_state) {
             kArguments, window->describe());
     if (left >= 0) config.sliding_window = left + 1;
   }
+  if (args.find("no_rope_freq")) {
+    auto without = read_layers(args, "no_rope_freq", config.num_layers, is_nth);
+    if (std::ranges::any_of(without, std::identity())) config.no_rope_freq = std::move(without);
+  }
   read_sinks_and_yarn(args, config);
   set_family(config, infer_family(config));
   return config;
@@ -411,6 +419,8 @@ void require_same_model(const TransformerConfig& args,
   }
   if (args.sliding_window)
     same(*args.sliding_window, config.sliding_window.value_or(0), "sliding_window");
+  if (args.no_rope_freq != config.no_rope_freq)
+    fail(ErrorKind::kCorrupt, "{}: no_rope_freq is not as {} says", args_source, config_source);
   if (args.moe_layer_freq != config.moe_layer_freq)
     fail(ErrorKind::kCorrupt, "{}: moe_layer_freq is not as {} says", args_source, config_source);
   if (args.linear_attention_freq != config.linear_attention_freq)

@@ -44,6 +44,12 @@ class ArgumentWriter {
     });
   }
 
+  void set(std::string_view key, const std::vector<bool>& layers) {
+    auto& list = begin(key).begin_list();
+    for (const bool one : layers) list.integer(one ? 1 : 0);
+    list.end_list();
+  }
+
   // The key; its value is to follow.
   PickleWriter& begin(std::string_view key) {
     written_.emplace(key);
@@ -96,10 +102,7 @@ void write_latent_attention(ArgumentWriter& args, const TransformerConfig& confi
 void write_window_layers(ArgumentWriter& args, const std::vector<bool>& sliding) {
   if (const auto every = period_of_windows(sliding))
     return args.set("window_attn_skip_freq", *every);
-  auto& pickle = args.begin("window_attn_skip_freq");
-  pickle.begin_list();
-  for (const bool one : sliding) pickle.integer(one ? 1 : 0);
-  pickle.end_list();
+  args.set("window_attn_skip_freq", sliding);
 }
 
 // YaRN of attention that is not latent, whose arguments Megatron-LM has since it has GPT-OSS.
@@ -134,13 +137,10 @@ void write_experts(ArgumentWriter& args, const TransformerConfig& config) {
   args.set("num_experts", config.num_moe_experts);
   // A number says that all layers are alike, a list that they are not, and so that each has keys of
   // its own.
-  auto& pickle = args.begin("moe_layer_freq");
   if (std::ranges::all_of(config.moe_layer_freq, std::identity())) {
-    pickle.integer(1);
+    args.set("moe_layer_freq", 1);
   } else {
-    pickle.begin_list();
-    for (const bool moe : config.moe_layer_freq) pickle.integer(moe ? 1 : 0);
-    pickle.end_list();
+    args.set("moe_layer_freq", config.moe_layer_freq);
   }
   args.set("moe_ffn_hidden_size", config.moe_ffn_hidden_size);
   args.set("moe_grouped_gemm", true);
@@ -152,9 +152,7 @@ void write_experts(ArgumentWriter& args, const TransformerConfig& config) {
 void write_linear_attention(ArgumentWriter& args, const TransformerConfig& config) {
   if (!config.has_linear_attention()) return;
   args.set("experimental_attention_variant", kGatedDeltaNet);
-  auto& pickle = args.begin("linear_attention_freq").begin_list();
-  for (const bool linear : config.linear_attention_freq) pickle.integer(linear ? 1 : 0);
-  pickle.end_list();
+  args.set("linear_attention_freq", config.linear_attention_freq);
   args.set(kLinearAttentionFields, config);
 }
 
@@ -194,6 +192,7 @@ void write_model(ArgumentWriter& args, const TransformerConfig& config) {
     args.set("rotary_base", config.rotary_base);
   }
   args.set(kRotaryFields, config);
+  if (!config.no_rope_freq.empty()) args.set("no_rope_freq", config.no_rope_freq);
   if (config.rope_scaling.type == RopeType::kLinear) {
     args.set("rotary_seq_len_interpolation_factor", config.rope_scaling.factor);
   } else {

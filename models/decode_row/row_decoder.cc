@@ -51,11 +51,11 @@ std::unique_ptr<RowDecoder> RowDecoder::make(const TransformerConfig& config,
       config.multi_latent_attention || config.rotary_percent < 1 || config.rotary_interleaved ||
       config.attention_output_gate || config.has_linear_attention() ||
       config.post_norm != PostNorm::kNone || config.add_bias_linear ||
-      config.activation != Activation::kSilu ||
-      config.norm_rounding() != NormRounding::kBeforeWeight || config.rotary_base_local ||
-      config.softmax_scale || config.attn_logit_softcapping ||
-      !config.window_attn_skip_freq.empty() || config.rope_scaling.llama_4_scaling_beta ||
-      config.head != Head::kLanguageModel)
+      config.activation != Activation::kSilu || !config.pre_norm ||
+      config.norm_rounding() != NormRounding::kBeforeWeight || config.has_local_rotary() ||
+      !config.no_rope_freq.empty() || config.traits.rotary_in_fp32 || config.softmax_scale ||
+      config.attn_logit_softcapping || !config.window_attn_skip_freq.empty() ||
+      config.rope_scaling.llama_4_scaling_beta || config.head != Head::kLanguageModel)
     return nullptr;
   for (const auto& parameter : parameters.all())
     if (parameter.value.scalar_type() != at::kBFloat16) return nullptr;

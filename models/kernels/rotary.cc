@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numbers>
+#include <utility>
 
 #include "distckpt/base/error.h"
 #include "models/kernels/rotary_cuda.h"
@@ -57,6 +58,14 @@ at::Tensor yarn(double base, std::int64_t dim, double factor, const RopeScaling&
          at::reciprocal(pos_freqs) * extrapolated;
 }
 
+// The factor of angles of sequences that may be `factor` times as long as the original ones.
+double longrope_scaling(const RopeScaling& scaling) {
+  if (scaling.attention_factor) return *scaling.attention_factor;
+  const auto old_length =
+      static_cast<double>(scaling.original_max_position_embeddings.value_or(4096));
+  return scaling.factor <= 1 ? 1.0 : std::sqrt(1 + std::log(scaling.factor) / std::log(old_length));
+}
+
 class FusedRotary : public torch::autograd::Function<FusedRotary> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* context,
@@ -95,6 +104,17 @@ at::Tensor axes_of(const std::vector<std::int64_t>& sections, std::int64_t num_f
   return axes;
 }
 
+// `far` [tokens, 1, 1], bool: the tokens that turn by `longer`.
+RotaryAngles choose(const at::Tensor& far, const RotaryAngles& longer, const RotaryAngles& others) {
+  const auto chosen = [&](at::Tensor RotaryAngles::*part) {
+    return (others.*part).defined() ? at::where(far, longer.*part, others.*part) : at::Tensor();
+  };
+  return {.style = others.style,
+          .cos = chosen(&RotaryAngles::cos),
+          .sin = chosen(&RotaryAngles::sin),
+          .complex = chosen(&RotaryAngles::complex)};
+}
+
 at::Tensor rotate_half(const at::Tensor& x) {
   const auto halves = x.chunk(2, -1);
   return at::cat({-halves[1], halves[0]}, -1);
@@ -122,11 +142,19 @@ RotaryEmbedding::RotaryEmbedding(const TransformerConfig& config, at::Device dev
                          : mscale != 0 && all_dim != 0 ? yarn_mscale(scaling.factor, mscale) /
                                                              yarn_mscale(scaling.factor, all_dim)
                                                        : yarn_mscale(scaling.factor, 1.0);
+  } else if (scaling.type == RopeType::kLongrope) {
+    const auto& divisors = scaling.short_factor;
+    require(std::ssize(divisors) == dim / 2, ErrorKind::kLayout,
+            "longrope has {} factors (short_factor, long_factor) for {} frequencies",
+            divisors.size(), dim / 2);
+    inv_freq_ = at::reciprocal(at::tensor(divisors, at::kDouble).to(at::kFloat) *
+                               powers(config.rotary_base, dim));
+    attention_scaling_ = longrope_scaling(scaling);
   } else {
     throw Error(
         ErrorKind::kLayout,
         fmt::format("RoPE scaling \"{}\" is not known to the models", name_of(scaling.type)),
-        "known are linear, llama3 and yarn");
+        "known are linear, llama3, longrope and yarn");
   }
   inv_freq_ = inv_freq_.to(device);
   if (config.mrope_section.empty()) return;
@@ -137,7 +165,8 @@ RotaryEmbedding::RotaryEmbedding(const TransformerConfig& config, at::Device dev
 }
 
 RotaryAngles RotaryEmbedding::angles(const at::Tensor& positions, at::ScalarType dtype) const {
-  const bool fused = style_ == RotaryStyle::kHalves || style_ == RotaryStyle::kInterleave;
+  const bool fused =
+      !in_fp32_ && (style_ == RotaryStyle::kHalves || style_ == RotaryStyle::kInterleave);
   if (positions.dim() == 1 && positions.is_cuda() && fused) {
     const auto both = rotary_angles_cuda(positions, inv_freq_, attention_scaling_, dtype);
     return {.style = style_, .cos = both[0], .sin = both[1]};
@@ -162,21 +191,33 @@ PositionEmbedding::PositionEmbedding(const TransformerConfig& config, at::Device
       scaling_beta_(config.rope_scaling.llama_4_scaling_beta.value_or(0)),
       scaling_length_(config.rope_scaling.original_max_position_embeddings.value_or(
           config.max_position_embeddings)) {
-  if (!config.rotary_base_local) return;
+  if (config.rope_scaling.type == RopeType::kLongrope) {
+    auto longer = config;
+    longer.rope_scaling.short_factor = config.rope_scaling.long_factor;
+    longer_.emplace(longer, device);
+  }
+  if (!config.has_local_rotary()) return;
   auto local = config;
-  local.rotary_base = *config.rotary_base_local;
+  local.rotary_base = config.rotary_base_local.value_or(config.rotary_base);
   local.rope_scaling = {};
   local_.emplace(local, device);
 }
 
 // get_llama_4_attn_scale of modeling_ministral3.py.
-PositionAngles PositionEmbedding::angles(const at::Tensor& positions, at::ScalarType dtype) const {
+PositionAngles PositionEmbedding::angles(const at::Tensor& positions,
+                                         at::ScalarType dtype,
+                                         const at::Tensor& lengths) const {
   at::Tensor scale;
   if (scaling_beta_ != 0) {
     const auto far = models::log(1 + at::floor(positions / scaling_length_));
     scale = (1 + scaling_beta_ * far).to(dtype).view({-1, 1, 1});
   }
-  return {.angles = rotary_.angles(positions, dtype),
+  auto angles = rotary_.angles(positions, dtype);
+  if (longer_ && lengths.defined()) {
+    const auto far = lengths.gt(scaling_length_).view({-1, 1, 1});
+    angles = choose(far, longer_->angles(positions, dtype), angles);
+  }
+  return {.angles = std::move(angles),
           .local = local_ ? local_->angles(positions, dtype) : RotaryAngles{},
           .query_scale = scale};
 }
@@ -186,14 +227,14 @@ at::Tensor apply_rotary(const at::Tensor& x, const RotaryAngles& angles) {
       angles.style == RotaryStyle::kComplex ? 2 * angles.complex.size(-1) : angles.cos.size(-1);
   if (const auto rest = x.size(-1) - dim; rest > 0)
     return at::cat({apply_rotary(x.narrow(-1, 0, dim), angles), x.narrow(-1, dim, rest)}, -1);
-  if (x.is_cuda() &&
+  if (x.is_cuda() && angles.are_of(x.scalar_type()) &&
       (angles.style == RotaryStyle::kHalves || angles.style == RotaryStyle::kInterleave)) {
     return FusedRotary::apply(x.contiguous(), angles.cos, angles.sin,
                               angles.style == RotaryStyle::kInterleave);
   }
   switch (angles.style) {
     case RotaryStyle::kHalves:
-      return x * angles.cos + rotate_half(x) * angles.sin;
+      return (x * angles.cos + rotate_half(x) * angles.sin).to(x.scalar_type());
     case RotaryStyle::kInterleave: {
       const auto half = x.size(-1) / 2;
       const auto cos = angles.cos.narrow(-1, 0, half);

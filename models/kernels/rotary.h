@@ -23,9 +23,11 @@ enum class RotaryStyle : std::uint8_t {
 // The angles of one batch.
 struct RotaryAngles {
   RotaryStyle style = RotaryStyle::kHalves;
-  at::Tensor cos{};  // [tokens, 1, dim], of the model's dtype; of ERNIE in fp32
+  at::Tensor cos{};  // [tokens, 1, dim], of the model's dtype; in fp32 with rotary_in_fp32
   at::Tensor sin{};
   at::Tensor complex{};  // [tokens, 1, dim/2], of kComplex
+
+  bool are_of(at::ScalarType dtype) const { return cos.defined() && cos.scalar_type() == dtype; }
 };
 
 class RotaryEmbedding {
@@ -62,14 +64,18 @@ class PositionEmbedding {
   // Throws Error(kLayout) for a kind of scaling that is not known.
   PositionEmbedding(const TransformerConfig& config, at::Device device);
 
-  // positions [tokens], int64.
-  PositionAngles angles(const at::Tensor& positions, at::ScalarType dtype) const;
+  // positions [tokens], int64; lengths [tokens], int64, of the sequence of each. Undefined: none is
+  // longer than TransformerConfig::max_generated_positions().
+  PositionAngles angles(const at::Tensor& positions,
+                        at::ScalarType dtype,
+                        const at::Tensor& lengths = {}) const;
 
  private:
   RotaryEmbedding rotary_;
+  std::optional<RotaryEmbedding> longer_;  // of kLongrope, of sequences beyond scaling_length_
   std::optional<RotaryEmbedding> local_;
-  double scaling_beta_ = 0;  // of queries
-  std::int64_t scaling_length_ = 0;
+  double scaling_beta_ = 0;          // of queries
+  std::int64_t scaling_length_ = 0;  // original_max_position_embeddings
 };
 
 // x [tokens, heads, channels] -> like x, whose first dim channels have turned. Differentiable.

@@ -77,12 +77,18 @@ class FusedSplit : public torch::autograd::Function<FusedSplit> {
   }
 };
 
+// True if queries and keys turn as the kernels do it: by halves, in the dtype of `mixed`.
+bool turns_by_halves(const at::Tensor& mixed, const RotaryAngles* angles) {
+  return angles != nullptr && angles->style == RotaryStyle::kHalves &&
+         angles->are_of(mixed.scalar_type());
+}
+
 }  // namespace
 
 QueryKeyValue split_qkv(const at::Tensor& mixed,
                         QueriesOfGroup queries,
                         const RotaryAngles* angles) {
-  const bool turns = angles != nullptr && angles->style == RotaryStyle::kHalves;
+  const bool turns = turns_by_halves(mixed, angles);
   if (mixed.is_cuda() && turns && !at::GradMode::is_enabled() && is_all(queries, mixed)) {
     const auto apart = rotary_split_cuda(queries_and_key(mixed), angles->cos, angles->sin);
     return {.query = apart.query, .key = apart.key, .value = parts_of(mixed, queries).value};
@@ -106,16 +112,17 @@ QueryKeyValue split_and_norm_qkv(const at::Tensor& mixed,
                                  QueriesOfGroup queries,
                                  const HeadNorms& norms,
                                  NormRounding rounding,
-                                 const RotaryAngles& angles) {
+                                 const RotaryAngles* angles) {
   if (!at::GradMode::is_enabled() && is_all(queries, mixed) &&
-      rounding == NormRounding::kBeforeWeight && angles.style == RotaryStyle::kHalves &&
-      norm_rotary_cuda_supports(mixed, angles.cos)) {
-    const auto apart = norm_rotary_cuda(queries_and_key(mixed), norms, angles.cos, angles.sin);
+      rounding == NormRounding::kBeforeWeight && turns_by_halves(mixed, angles) &&
+      norm_rotary_cuda_supports(mixed, angles->cos)) {
+    const auto apart = norm_rotary_cuda(queries_and_key(mixed), norms, angles->cos, angles->sin);
     return {.query = apart.query, .key = apart.key, .value = parts_of(mixed, queries).value};
   }
   const auto apart = split_qkv(mixed, queries, nullptr);
   const auto turned = [&](const at::Tensor& heads, const at::Tensor& weight) {
-    return apply_rotary(rms_norm(heads, weight, norms.epsilon, rounding), angles);
+    const auto normed = rms_norm(heads, weight, norms.epsilon, rounding);
+    return angles == nullptr ? normed : apply_rotary(normed, *angles);
   };
   return {.query = turned(apart.query, norms.query),
           .key = turned(apart.key, norms.key),

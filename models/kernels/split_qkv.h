@@ -35,6 +35,6 @@ QueryKeyValue split_and_norm_qkv(const at::Tensor& mixed,
                                  QueriesOfGroup queries,
                                  const HeadNorms& norms,
                                  NormRounding rounding,
-                                 const RotaryAngles& angles);
+                                 const RotaryAngles* angles);
 
 }  // namespace ferry::models

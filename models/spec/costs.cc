@@ -40,7 +40,8 @@ class LayerMemory {
         keys_(keys) {}
 
   LayerBytes of(std::int64_t layer) const {
-    const double norms = config_.post_norm == PostNorm::kNone ? 2 : 4;
+    const double norms =
+        (config_.pre_norm ? 2 : 0) + (config_.post_norm == PostNorm::kNone ? 0 : 2);
     LayerBytes bytes{.between = norms * norm(hidden_) / sharers_};
     if (config_.is_linear_attention_layer(layer))
       add_delta_net(bytes);

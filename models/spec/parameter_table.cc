@@ -22,7 +22,7 @@ constexpr ExtraStateRow kEmbeddingStates[] = {{"per_layer_model_proj", kPerLayer
 
 // clang-format off
 constexpr ParameterRow kGroupedQueryAttention[] = {
-    {"self_attention.linear_qkv.layer_norm_weight", kCopy,      kNone,   E::kHidden,   E::kNone,   kAlways,     60},
+    {"self_attention.linear_qkv.layer_norm_weight", kCopy,      kNone,   E::kHidden,   E::kNone,   kFusedNorms, 60},
     {"self_attention.linear_qkv.weight",            kQkvGroups, kColumn, E::kGroups,   E::kHidden, kAlways,     70},
     {"self_attention.linear_qkv.bias",              kQkvGroups, kColumn, E::kGroups,   E::kNone,   kQkvBias,    80},
     {"self_attention.q_layernorm.weight",           kCopy,      kNone,   E::kChannels, E::kNone,   kQkNorm,     160},

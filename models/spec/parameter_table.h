@@ -106,7 +106,7 @@ enum class When : std::uint8_t {
   kIndexer,  // by an indexer of the layer's own
   kLayerNorms,      // PostNorm::kOfLayer
   kLinearNorms,     // PostNorm::kOfLinear
-  kFusedNorms,      // norms that the linear layer behind them holds
+  kFusedNorms,      // norms that the linear layer behind them holds (pre_norm)
   kLocalNorms,      // norms that stand alone (has_local_norms)
   kOwnKeys,         // attention that projects keys (KeyValues)
   kOwnValues,       // and values

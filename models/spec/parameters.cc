@@ -195,7 +195,7 @@ bool applies(When when, const TransformerConfig& config) {
     case When::kLinearNorms:
       return config.post_norm == PostNorm::kOfLinear;
     case When::kFusedNorms:
-      return !config.has_local_norms();
+      return config.pre_norm && !config.has_local_norms();
     case When::kLocalNorms:
       return config.has_local_norms();
     case When::kOwnKeys:

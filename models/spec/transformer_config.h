@@ -29,6 +29,10 @@ struct RopeScaling {
   std::optional<double> mscale_all_dim{};
   std::optional<std::int64_t> original_max_position_embeddings{};
   std::optional<bool> truncate{};  // of kYarn: the range of corrected channels is rounded
+  // Divisors of the frequencies, one for each, of kLongrope: in sequences of up to
+  // original_max_position_embeddings tokens, and in longer ones.
+  std::vector<double> short_factor{};
+  std::vector<double> long_factor{};
   // Queries are multiplied by 1 + beta * log(1 + floor(position /
   // original_max_position_embeddings)).
   std::optional<double> llama_4_scaling_beta{};
@@ -69,6 +73,10 @@ inline constexpr std::int64_t kDeltaChunk = 64;
 struct FamilyTraits {
   // Heads turn in fp32, and are rounded once.
   bool rotary_in_fp32 = false;
+  // Layers that look at the sliding window alone turn without scaling.
+  bool windows_turn_unscaled = false;
+  // Norms multiply by their weight in fp32, and are rounded once.
+  bool norms_round_once = false;
   // A router's logits are of the model's dtype, where those of others are of fp32
   // (routes_in_fp32()).
   bool moe_router_logits_in_params_dtype = false;
@@ -97,6 +105,8 @@ struct TransformerConfig {
   double rotary_base = 10000.0;
   // The base, without scaling, of layers that look at the sliding window alone, if another one.
   std::optional<double> rotary_base_local{};
+  // Per layer, where not all turn with the position: does it not.
+  std::vector<bool> no_rope_freq{};
   double rotary_percent = 1.0;  // of a head's channels, the first of which turn
   bool rotary_interleaved =
       false;  // a channel turns with its neighbour, not with one half a head on
@@ -134,9 +144,15 @@ struct TransformerConfig {
   bool qk_layernorm = false;
   bool qk_layernorm_full = false;  // over the channels of all heads together, not head by head
   PostNorm post_norm = PostNorm::kNone;
+  bool pre_norm = true;  // attention and feed-forward read a norm of the stream between layers
   bool layernorm_zero_centered_gamma = false;  // norms multiply by 1 + weight
   Activation activation = Activation::kSilu;
   bool embedding_scaling = false;  // embeddings are multiplied by the root of hidden_size
+  // Granite: factors of embeddings and of what attention and feed-forward give, and the divisor of
+  // logits.
+  double embedding_multiplier = 1.0;
+  double residual_multiplier = 1.0;
+  double logits_scaling = 1.0;
   // c of c * tanh(x / c): of products of queries and keys, of logits.
   std::optional<double> attn_logit_softcapping{};
   std::optional<double> final_logit_softcapping{};
@@ -228,13 +244,19 @@ struct TransformerConfig {
     }
     return config;
   }
-  // True if the layer turns by rotary_base_local.
-  bool turns_locally(std::int64_t layer) const {
-    return rotary_base_local.has_value() && window_of(layer).has_value();
+  // Queries and keys of the layer turn with the position.
+  bool turns(std::int64_t layer) const {
+    const auto i = static_cast<std::size_t>(layer);
+    return i >= no_rope_freq.size() || !no_rope_freq[i];
   }
+  // They do so without scaling, and by rotary_base_local if there is one.
+  bool turns_locally(std::int64_t layer) const {
+    return has_local_rotary() && window_of(layer).has_value();
+  }
+  bool has_local_rotary() const { return rotary_base_local || traits.windows_turn_unscaled; }
   NormRounding norm_rounding() const {
     if (layernorm_zero_centered_gamma) return NormRounding::kOnceByOnePlus;
-    return softmax_offset ? NormRounding::kOnce : NormRounding::kBeforeWeight;  // GPT-OSS
+    return traits.norms_round_once ? NormRounding::kOnce : NormRounding::kBeforeWeight;
   }
   bool is_moe_layer(std::int64_t layer) const {
     return num_moe_experts > 0 && moe_layer_freq[static_cast<std::size_t>(layer)];
@@ -260,6 +282,14 @@ struct TransformerConfig {
   // group (Megatron-Core transformer_config.py asks for the same).
   bool shares_query_groups(std::int64_t tp) const {
     return num_query_groups % tp == 0 || tp % num_query_groups == 0;
+  }
+  // Tokens of the longest sequence that is generated: a longer one of kLongrope turns otherwise
+  // from its first token on, and so has other keys.
+  std::int64_t max_generated_positions() const {
+    const auto& original = rope_scaling.original_max_position_embeddings;
+    return rope_scaling.type == RopeType::kLongrope && original
+               ? std::min(*original, max_position_embeddings)
+               : max_position_embeddings;
   }
   // Channels of a head that turn.
   std::int64_t rotary_dim() const {

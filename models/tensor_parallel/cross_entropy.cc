@@ -31,6 +31,7 @@ class Chunks {
         alignment_(head.parallel.alignment),
         vocab_size_(head.vocab_size),
         chunk_tokens_(head.chunk_tokens),
+        logits_scaling_(head.logits_scaling),
         softcap_(head.softcap),
         temperature_(temperature) {
     require(chunk_tokens_ > 0 && temperature > 0, ErrorKind::kUsage,
@@ -48,7 +49,8 @@ class Chunks {
   Alignment alignment() const { return alignment_; }
 
   ChunkLogits logits(const at::Tensor& hidden, const at::Tensor& weight) const {
-    const auto products = linear(hidden, weight, {}, alignment_).contiguous();
+    auto products = linear(hidden, weight, {}, alignment_).contiguous();
+    if (logits_scaling_ != 1) products.div_(logits_scaling_);
     if (!softcap_) return {.values = products};
     const auto tanh = models::tanh(products / *softcap_);
     return {.values = tanh * *softcap_, .tanh = tanh};
@@ -89,6 +91,7 @@ class Chunks {
     logits_to_gradient(logits, statistics, labels, of_log_prob, of_entropy, range(logits),
                        temperature_);
     if (softcap_) logits = at::tanh_backward(logits * *softcap_, of_chunk.tanh) / *softcap_;
+    if (logits_scaling_ != 1) logits.div_(logits_scaling_);
   }
 
   void save(AutogradContext& context) const {
@@ -96,6 +99,7 @@ class Chunks {
     context.saved_data["alignment"] = static_cast<std::int64_t>(alignment_);
     context.saved_data["vocab_size"] = vocab_size_;
     context.saved_data["chunk_tokens"] = chunk_tokens_;
+    context.saved_data["logits_scaling"] = logits_scaling_;
     context.saved_data["softcap"] = softcap_.value_or(0);
     context.saved_data["temperature"] = temperature_;
   }
@@ -104,6 +108,7 @@ class Chunks {
         alignment_(static_cast<Alignment>(context.saved_data["alignment"].toInt())),
         vocab_size_(context.saved_data["vocab_size"].toInt()),
         chunk_tokens_(context.saved_data["chunk_tokens"].toInt()),
+        logits_scaling_(context.saved_data["logits_scaling"].toDouble()),
         temperature_(context.saved_data["temperature"].toDouble()) {
     if (const auto c = context.saved_data["softcap"].toDouble(); c != 0) softcap_ = c;
   }
@@ -119,6 +124,7 @@ class Chunks {
   Alignment alignment_;
   std::int64_t vocab_size_;
   std::int64_t chunk_tokens_;
+  double logits_scaling_;
   std::optional<double> softcap_;
   double temperature_;
 };

@@ -19,11 +19,12 @@
 
 namespace ferry::models {
 
-// The output layer: logits = hidden weight^T. Each tp rank holds its rows of the weight, [padded
-// vocabulary/tp, hidden], in the order of the ranks.
+// The output layer: logits = hidden weight^T / logits_scaling. Each tp rank holds its rows of the
+// weight, [padded vocabulary/tp, hidden], in the order of the ranks.
 struct OutputHead {
   at::Tensor weight{};
-  std::int64_t vocab_size = 0;      // without padding
+  std::int64_t vocab_size = 0;  // without padding
+  double logits_scaling = 1.0;
   std::optional<double> softcap{};  // c: logits become c * tanh(logit / c)
   TensorParallel parallel{};
   std::int64_t chunk_tokens = kLogitsTokens;

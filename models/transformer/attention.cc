@@ -83,12 +83,13 @@ class SelfAttention : public Attention {
                 const std::string& prefix,
                 std::int64_t layer)
       : setup_(setup),
+        turns_(setup.config.turns(layer)),
         turns_locally_(setup.config.turns_locally(layer)),
         core_(setup,
               layer,
               parameters.take_if(prefix + "self_attention.core_attention.softmax_offset")),
-        norm_(parameters.take(prefix + "self_attention.linear_qkv.layer_norm_weight",
-                              setup.tensor_parallel.between_layers())),
+        norm_(parameters.take_if(prefix + "self_attention.linear_qkv.layer_norm_weight",
+                                 setup.tensor_parallel.between_layers())),
         qkv_(setup.tensor_parallel, parameters, prefix + "self_attention.linear_qkv"),
         // Each rank norms its own heads.
         q_norm_(parameters.take_if(prefix + "self_attention.q_layernorm.weight",
@@ -117,16 +118,18 @@ class SelfAttention : public Attention {
       gate = grouped.narrow(2, each + queries.first, queries.count).reshape({tokens, -1});
       grouped = at::cat({grouped.narrow(2, 0, each), grouped.narrow(2, 2 * each, 2)}, 2);
     }
-    auto [query, key, value] = split(grouped, queries, context.positions.of(turns_locally_));
+    auto [query, key, value] =
+        split(grouped, queries, turns_ ? &context.positions.of(turns_locally_) : nullptr);
     if (const auto& scale = context.positions.query_scale; scale.defined()) query = query * scale;
     const auto attended = core_.forward(query, key, value, context);
     return proj_.forward(gate.defined() ? attended * models::sigmoid(gate) : attended);
   }
 
  private:
+  // `angles`: null where the layer does not turn.
   QueryKeyValue split(const at::Tensor& grouped,
                       QueriesOfGroup queries,
-                      const RotaryAngles& angles) const {
+                      const RotaryAngles* angles) const {
     const auto& config = setup_.config;
     if (q_norm_.defined() && !config.qk_layernorm_full)
       return split_and_norm_qkv(
@@ -134,14 +137,15 @@ class SelfAttention : public Attention {
           config.norm_rounding(), angles);
     if (config.rotary_dim() == config.kv_channels && !config.rotary_interleaved &&
         !config.qk_layernorm_full)
-      return split_qkv(grouped, queries, &angles);
+      return split_qkv(grouped, queries, angles);
     auto parts = split_qkv(grouped, queries, nullptr);
     if (config.qk_layernorm_full) {
       parts.query = norm_of_all_heads(parts.query, q_norm_);
       parts.key = norm_of_all_heads(parts.key, k_norm_);
     }
-    parts.query = apply_rotary(parts.query, angles);
-    parts.key = apply_rotary(parts.key, angles);
+    if (angles == nullptr) return parts;
+    parts.query = apply_rotary(parts.query, *angles);
+    parts.key = apply_rotary(parts.key, *angles);
     return parts;
   }
 
@@ -149,14 +153,16 @@ class SelfAttention : public Attention {
   // `weight` [channels of this rank].
   at::Tensor norm_of_all_heads(const at::Tensor& x, const at::Tensor& weight) const {
     const auto epsilon = setup_.config.layernorm_epsilon;
+    const auto rounding = setup_.config.norm_rounding();
     const auto mine = x.flatten(1);
-    if (setup_.mesh.shape().tp() == 1) return rms_norm(mine, weight, epsilon).view(x.sizes());
+    if (setup_.mesh.shape().tp() == 1)
+      return rms_norm(mine, weight, epsilon, rounding).view(x.sizes());
     const auto all = [&](const at::Tensor& part) {
       return gather_from_tensor_model_parallel_region(part, setup_.mesh.tp(),
                                                       /*replicated=*/false);
     };
     const auto normed =
-        rms_norm(all(mine.contiguous()), all(weight.unsqueeze(0)).squeeze(0), epsilon);
+        rms_norm(all(mine.contiguous()), all(weight.unsqueeze(0)).squeeze(0), epsilon, rounding);
     return normed.narrow(1, setup_.mesh.coordinates().tp * mine.size(1), mine.size(1))
         .contiguous()
         .view(x.sizes());
@@ -179,7 +185,7 @@ class SelfAttention : public Attention {
   }
 
   const ModelSetup& setup_;
-  bool turns_locally_;
+  bool turns_, turns_locally_;
   CoreAttention core_;
   at::Tensor norm_;
   ColumnParallelLinear qkv_;

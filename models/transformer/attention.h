@@ -17,7 +17,7 @@ class Attention {
  public:
   virtual ~Attention() = default;
 
-  // The weight of the norm of its input, [hidden].
+  // The weight of the norm of its input, [hidden]; undefined where the input is not normed.
   virtual const at::Tensor& norm() const = 0;
   // normed [tokens, hidden], as it is between the layers -> the same.
   virtual at::Tensor forward(const at::Tensor& normed, const LayerContext& context) const = 0;

@@ -8,8 +8,8 @@ namespace {
 class DenseMLP : public FeedForward {
  public:
   DenseMLP(const ModelSetup& setup, Parameters& parameters, const std::string& prefix)
-      : norm_(parameters.take(prefix + "mlp.linear_fc1.layer_norm_weight",
-                              setup.tensor_parallel.between_layers())),
+      : norm_(parameters.take_if(prefix + "mlp.linear_fc1.layer_norm_weight",
+                                 setup.tensor_parallel.between_layers())),
         mlp_(setup, parameters, prefix + "mlp.") {}
 
   const at::Tensor& norm() const override { return norm_; }

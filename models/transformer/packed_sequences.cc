@@ -143,6 +143,10 @@ at::Tensor SequencePartition::sequence_ids() const {
   return at::searchsorted(ends.to(rows_.device()), rows_, /*out_int32=*/false, /*right=*/true);
 }
 
+at::Tensor SequencePartition::sequence_lengths() const {
+  return at::tensor(padded_lengths_, at::kLong).to(rows_.device()).index_select(0, sequence_ids());
+}
+
 at::Tensor SequencePartition::tokens_behind(std::int64_t distance) const {
   return at::roll(padded_, -distance, 0).index_select(0, rows_);
 }

@@ -45,6 +45,7 @@ class SequencePartition {
   const at::Tensor& positions() const { return positions_; }
   // The sequence of each, from 0; the number of sequences for the padding: [local].
   at::Tensor sequence_ids() const;
+  at::Tensor sequence_lengths() const;  // the tokens of each one's sequence: [local]
   // The tokens `distance` places after these in the pack, which wraps around at its end: [local].
   at::Tensor tokens_behind(std::int64_t distance) const;
   // The indices of the scored ones among these: [scored], int64, ascending; undefined: all.

@@ -29,6 +29,7 @@ TransformerLayer::TransformerLayer(const ModelSetup& setup,
       layer_(layer),
       epsilon_(setup.config.layernorm_epsilon),
       rounding_(setup.config.norm_rounding()),
+      residual_multiplier_(setup.config.residual_multiplier),
       feed_forward_recomputed_(
           setup.recompute.selects(moe ? &Recompute::Modules::moe : &Recompute::Modules::mlp)),
       attention_(make_attention(setup, parameters, prefix, layer)),
@@ -43,16 +44,22 @@ TransformerLayer::TransformerLayer(const ModelSetup& setup,
                                     prefix + "post_mlp_layernorm.weight",
                                     prefix + "mlp.linear_fc2.post_layernorm.weight")) {}
 
+at::Tensor TransformerLayer::pre_normed(ResidualStream& stream, const at::Tensor& weight) const {
+  if (weight.defined()) return add_and_norm(stream, weight, epsilon_, rounding_);
+  stream = {.sum = stream.total()};
+  return stream.sum;
+}
+
 at::Tensor TransformerLayer::post_normed(const at::Tensor& x, const at::Tensor& weight) const {
-  return weight.defined() ? rms_norm(x, weight, epsilon_, rounding_) : x;
+  const auto normed = weight.defined() ? rms_norm(x, weight, epsilon_, rounding_) : x;
+  return residual_multiplier_ == 1 ? normed : normed * residual_multiplier_;
 }
 
 ResidualStream TransformerLayer::forward(ResidualStream stream, const LayerContext& context) const {
   const auto& observe = context.observe;
-  const auto attended =
-      attention_->forward(add_and_norm(stream, attention_->norm(), epsilon_, rounding_), context);
+  const auto attended = attention_->forward(pre_normed(stream, attention_->norm()), context);
   stream.pending = post_normed(attended, post_attention_norm_);
-  const auto normed = add_and_norm(stream, feed_forward_->norm(), epsilon_, rounding_);
+  const auto normed = pre_normed(stream, feed_forward_->norm());
   const auto choice = context.routes.of(layer_);
   const auto feed_forward = [network = feed_forward_,
                              choice](const std::vector<at::Tensor>& inputs) {

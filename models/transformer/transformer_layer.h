@@ -26,13 +26,16 @@ class TransformerLayer {
   ResidualStream forward(ResidualStream stream, const LayerContext& context) const;
 
  private:
-  // Norms x, if there is a norm for what joins the stream.
+  // The stream's sum with what is pending, normed if there is a norm for what modules read.
+  at::Tensor pre_normed(ResidualStream& stream, const at::Tensor& weight) const;
+  // Norms x, if there is a norm for what joins the stream, and multiplies by residual_multiplier.
   at::Tensor post_normed(const at::Tensor& x, const at::Tensor& weight) const;
 
   std::string prefix_;
   std::int64_t layer_;
   double epsilon_;
   NormRounding rounding_;
+  double residual_multiplier_;
   bool feed_forward_recomputed_;
   std::unique_ptr<Attention> attention_;
   at::Tensor post_attention_norm_;  // [hidden]; undefined in most families

@@ -162,9 +162,13 @@ def main(arguments=None):
     hooks = []
     prefix = ""
 
+    # Granite's model multiplies what its embedding gives.
+    multiplier = getattr(model.config.get_text_config(), "embedding_multiplier", 1)
+
     def keep(name):
         def hook(module, inputs, output):
-            kept[f"hidden.{prefix}.{name}"] = (output[0] if isinstance(output, tuple) else output).detach()[0].cpu().contiguous()
+            of_module = (output[0] if isinstance(output, tuple) else output).detach()[0]
+            kept[f"hidden.{prefix}.{name}"] = (of_module * multiplier if name == "embedding" else of_module).cpu().contiguous()
         return hook
     if options.layers:
         for name, module in model.named_modules():

@@ -95,6 +95,8 @@ def build_config(a, tp, pp, ep, etp, dtype, te, extra=None):
                       moe_router_topk_scaling_factor=a["scaling"], moe_router_pre_softmax=a["score"] == "softmax")
             if a["n_group"] > 1:
                 kw.update(moe_router_num_groups=a["n_group"], moe_router_group_topk=a["topk_group"])
+    if a.get("no_rope"):
+        kw["no_rope_freq"] = a["no_rope"]
     if a.get("linear"):  # deterministic: torch's implementation of the delta rule, not a kernel
         os.environ["NVTE_ALLOW_NONDETERMINISTIC_ALGO"] = "0"
         kw.update(experimental_attention_variant="gated_delta_net", linear_attention_freq=a["linear"], linear_conv_kernel_dim=a["conv"],
@@ -149,6 +151,24 @@ def with_norms_after(spec):
     return spec
 
 
+def with_norms_of_olmo(spec, a):
+    """The same without norms of what they read, and with norms of queries and keys over all heads together, which one tensor parallel rank has."""
+    from megatron.core.extensions.transformer_engine import TEColumnParallelLinear, TENorm
+
+    def over(heads):
+        def make(config, hidden_size, eps):
+            norm = TENorm(config, heads * hidden_size, eps)
+            norm.register_forward_pre_hook(lambda _, inputs: (inputs[0].flatten(-2),))
+            norm.register_forward_hook(lambda _, inputs, normed: normed.unflatten(-1, (heads, -1)))
+            return norm
+        return make
+
+    attention = spec.submodules.self_attention.submodules
+    attention.linear_qkv = spec.submodules.mlp.keywords["submodules"].linear_fc1 = TEColumnParallelLinear
+    attention.q_layernorm, attention.k_layernorm = over(a["heads"]), over(a["groups"])
+    return with_norms_after(spec)
+
+
 def build_model(a, tp, pp, ep, etp, dtype, te, vpad, extra=None, vp_stage=None):
     """The model of this rank's pipeline stage, or of one of its chunks, vp_stage, where `extra` sets virtual_pipeline_model_parallel_size."""
     from megatron.core import parallel_state as ps
@@ -174,7 +194,9 @@ def build_model(a, tp, pp, ep, etp, dtype, te, vpad, extra=None, vp_stage=None):
         spec = S.get_gpt_decoder_block_spec(cfg, **kw)
     elif te:
         spec = S.get_gpt_layer_with_transformer_engine_spec(qk_layernorm=cfg.qk_layernorm)
-        if a["post_norms"]:
+        if a["arch"] == "olmo2":
+            spec = with_norms_of_olmo(spec, a)
+        elif a["post_norms"]:
             spec = with_norms_after(spec)
     else:
         spec = S.get_gpt_layer_local_spec(qk_layernorm=cfg.qk_layernorm, normalization="RMSNorm")

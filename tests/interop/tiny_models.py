@@ -36,6 +36,7 @@ def hf_configs():
                     linear_key_head_dim=5, linear_value_head_dim=7, linear_conv_kernel_dim=3, rms_norm_eps=1e-6,
                     rope_parameters={"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25}), **k}
     rope = lambda t: dict(rope_parameters={"rope_type": "default", "rope_theta": t})
+    ends = dict(pad_token_id=0, bos_token_id=1, eos_token_id=2)  # where those of the class are no tokens here
     return {
         "llama": lambda: T.LlamaConfig(**c(vocab_size=250, rms_norm_eps=1e-5, **rope(500000.0))),
         "qwen2": lambda: T.Qwen2Config(**c(rms_norm_eps=1e-6, **rope(1000000.0))),
@@ -65,6 +66,10 @@ def hf_configs():
         # No two sizes are alike, so that a transpose or an exchange of tensors shows.
         "seed_oss": lambda: T.SeedOssConfig(**odd(attention_bias=True, **rope(1e7))),
         "glm4": lambda: T.Glm4Config(**odd(pad_token_id=0, rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5})),
+        "phi3": lambda: T.Phi3Config(**odd(hidden_size=72, pad_token_id=None, eos_token_id=2, rope_parameters={
+            "rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.75})),
+        "granite": lambda: T.GraniteConfig(**odd(tie_word_embeddings=True, embedding_multiplier=12.0, attention_multiplier=0.2, residual_multiplier=0.22,
+                                                 logits_scaling=6.0, **rope(1e7))),
         "ernie4_5": lambda: T.Ernie4_5Config(**odd(tie_word_embeddings=True, **rope(5e5))),
         "ernie4_5_moe": lambda: T.Ernie4_5_MoeConfig(
             **odd(tie_word_embeddings=True, moe_num_experts=8, moe_k=2, moe_num_shared_experts=3,
@@ -77,6 +82,15 @@ def hf_configs():
         "ministral3": lambda: T.Ministral3Config(
             **odd(rope_parameters={"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 16,
                                    "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1})),
+        "smollm3": lambda: T.SmolLM3Config(**odd(num_hidden_layers=4, no_rope_layers=[1, 0, 0, 1], tie_word_embeddings=True, **ends, **rope(2e6))),
+        "olmo2": lambda: T.Olmo2Config(**odd(hidden_size=48, head_dim=6, num_key_value_heads=4, rms_norm_eps=1e-5, **ends, **rope(5e5))),
+        "olmo3": lambda: T.Olmo3Config(
+            **odd(hidden_size=48, head_dim=6, num_key_value_heads=4, rms_norm_eps=1e-5, num_hidden_layers=4, sliding_window=9, **ends,
+                  layer_types=["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+                  rope_parameters={
+                      "sliding_attention": {"rope_type": "default", "rope_theta": 5e5},
+                      "full_attention": {"rope_type": "yarn", "rope_theta": 5e5, "factor": 8.0, "original_max_position_embeddings": 16,
+                                         "attention_factor": 1.2, "beta_fast": 32.0, "beta_slow": 1.0}})),
         "olmoe": lambda: T.OlmoeConfig(
             **odd(hidden_size=48, head_dim=6, num_key_value_heads=4, num_experts=8, num_experts_per_tok=3, intermediate_size=40, **rope(1e4))),
         "minimax_m2": lambda: T.MiniMaxM2Config(
@@ -107,6 +121,17 @@ def hf_configs():
                 first_k_dense_replace=1, q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=12,
                 **rope(10000.0))),
     }
+
+
+def make_longrope(folder, original):
+    """The committed Phi-3 with factors of angles for sequences of up to `original` tokens and for longer ones."""
+    import shutil
+    here = os.path.dirname(os.path.abspath(__file__))
+    shutil.copytree(os.path.join(here, "../data/hf_phi3/hf"), folder)
+    path = os.path.join(folder, "config.json")
+    config = json.load(open(path))
+    config["rope_parameters"] |= {"rope_type": "longrope", "short_factor": [1.0, 1.05, 1.7], "long_factor": [1.3, 2.2, 9.5]}
+    json.dump(config | {"original_max_position_embeddings": original}, open(path, "w"))
 
 
 HYBRID = ("qwen3_next", "qwen3_5", "qwen3_5_moe")

@@ -19,10 +19,12 @@ def arch_of(c):
         eps=c.get("rms_norm_eps") or c["layer_norm_epsilon"], rope_theta=c.get("rope_theta", rp.get("rope_theta", 10000.0)),
         tied=bool(c.get("tie_word_embeddings")),
         qkv_bias=t in ("qwen2", "qwen2_moe") or bool(c.get("attention_bias") and t in ("glm4_moe", "glm4", "seed_oss", "gpt_oss")),
-        interleaved=t in ("ernie4_5", "glm4"), post_norms=t == "glm4",
-        qk_norm=t in ("qwen3", "qwen3_moe") or bool(c.get("use_qk_norm")), rotary=rp.get("partial_rotary_factor", 1.0),
-        experts=0, mla=False, mtp=0, max_pos=c["max_position_embeddings"],
+        interleaved=t in ("ernie4_5", "glm4"), post_norms=t in ("glm4", "olmo2", "olmo3"),
+        qk_norm=t in ("qwen3", "qwen3_moe", "olmo2", "olmo3") or bool(c.get("use_qk_norm")), rotary=rp.get("partial_rotary_factor", 1.0),
+        one_qkv=t == "phi3", one_gate_up=t in ("glm4", "phi3"), experts=0, mla=False, mtp=0, max_pos=c["max_position_embeddings"],
     )
+    if t == "smollm3":
+        a.update(no_rope=[int(not turns) for turns in c["no_rope_layers"]])
     if t == "mixtral":
         a.update(experts=c["num_local_experts"], topk=c["num_experts_per_tok"], moe_ffn=c["intermediate_size"],
                  pre_softmax=False, shared=0)
@@ -179,6 +181,8 @@ def hf_to_megatron(a, sd, vpad, te=True):
         out["output_layer.weight"] = pad(g("lm_head.weight"))
     out["decoder.final_layernorm.weight"] = g("model.norm.weight")
 
+    olmo = a["arch"] in ("olmo2", "olmo3")
+
     def layer(i, mp, moe):
         hp = f"model.layers.{i}." if i < a["layers"] or not a.get("linear") else "mtp.layers.0."
         if a.get("linear") and i < a["layers"] and a["linear"][i]:
@@ -196,10 +200,13 @@ def hf_to_megatron(a, sd, vpad, te=True):
             out[mp + "self_attention.linear_kv_up_proj.weight"] = g(s + "kv_b_proj.weight")
             out[mp + ("self_attention.linear_kv_up_proj.layer_norm_weight" if te else "self_attention.kv_layernorm.weight")] = g(s + "kv_a_layernorm.weight")
         else:
-            out[mp + "self_attention.linear_qkv.layer_norm_weight"] = g(hp + "input_layernorm.weight")
+            if not olmo:
+                out[mp + "self_attention.linear_qkv.layer_norm_weight"] = g(hp + "input_layernorm.weight")
             for kind in ["weight"] + (["bias"] if a["qkv_bias"] else []):
+                qkv = g(hp + f"self_attn.qkv_proj.{kind}").split([a["head_dim"] * n for n in (a["heads"], a["groups"], a["groups"])]) \
+                    if a["one_qkv"] else [g(hp + f"self_attn.{n}_proj.{kind}") for n in "qkv"]
                 out[mp + f"self_attention.linear_qkv.{kind}"] = (gated_qkv if a.get("gated") else interleave_qkv)(
-                    *(g(hp + f"self_attn.{n}_proj.{kind}") for n in "qkv"), a["heads"], a["groups"], a["head_dim"])
+                    *qkv, a["heads"], a["groups"], a["head_dim"])
             if a["qk_norm"]:
                 out[mp + "self_attention.q_layernorm.weight"] = g(hp + "self_attn.q_norm.weight")
                 out[mp + "self_attention.k_layernorm.weight"] = g(hp + "self_attn.k_norm.weight")
@@ -209,13 +216,16 @@ def hf_to_megatron(a, sd, vpad, te=True):
             out[mp + "self_attention.linear_proj.bias"] = g(hp + "self_attn.o_proj.bias")
             out[mp + "self_attention.core_attention.softmax_offset"] = g(hp + "self_attn.sinks")
         post = g(hp + "post_attention_layernorm.weight")
-        if a.get("post_norms"):
+        if olmo:  # norms of what attention and feed-forward give, and none of what they read
+            out[mp + "post_self_attn_layernorm.weight"], out[mp + "post_mlp_layernorm.weight"] = post, g(hp + "post_feedforward_layernorm.weight")
+        elif a.get("post_norms"):
             for norm in ("post_self_attn_layernorm.weight", "post_mlp_layernorm.weight"):
                 out[mp + norm] = g(hp + norm)
         gu = lambda p, x="gate_proj", y="up_proj": torch.cat([g(p + x + ".weight"), g(p + y + ".weight")], 0)
         if not moe:
-            out[mp + ("mlp.linear_fc1.layer_norm_weight" if te or not a["mla"] else "pre_mlp_layernorm.weight")] = post
-            out[mp + "mlp.linear_fc1.weight"] = g(hp + "mlp.gate_up_proj.weight") if a["arch"] == "glm4" else gu(hp + "mlp.")
+            if not olmo:
+                out[mp + ("mlp.linear_fc1.layer_norm_weight" if te or not a["mla"] else "pre_mlp_layernorm.weight")] = post
+            out[mp + "mlp.linear_fc1.weight"] = g(hp + "mlp.gate_up_proj.weight") if a["one_gate_up"] else gu(hp + "mlp.")
             out[mp + "mlp.linear_fc2.weight"] = g(hp + "mlp.down_proj.weight")
             return
         out[mp + ("pre_mlp_layernorm.weight" if te or a["mla"] else "mlp.linear_fc1.layer_norm_weight")] = post

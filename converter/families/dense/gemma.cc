@@ -19,7 +19,6 @@ using models::RopeType;
 using models::TransformerConfig;
 using models::When;
 
-constexpr std::string_view kLocalAttention = "sliding_attention";
 constexpr std::string_view kGlobalAttention = "full_attention";
 
 constexpr HfName kGemmaAttentionNames[] = {
@@ -181,17 +180,8 @@ std::vector<bool> local_layers(const ConfigFields& fields,
 }
 
 // transformers 5 writes rope_parameters of each kind of layer, older ones rope_local_base_freq.
-double read_local_base(const ConfigFields& fields) {
-  const auto base = fields.optional_number("rope_local_base_freq").value_or(10000.0);
-  const auto* const of_layers = fields.find("rope_parameters");
-  if (of_layers == nullptr || !of_layers->contains(kLocalAttention)) return base;
-  const ConfigFields local(
-      (*of_layers)[kLocalAttention],
-      fmt::format("{}: rope_parameters of {}", fields.source(), kLocalAttention));
-  const auto type = local.text("rope_type", "default");
-  require(type == "default", ErrorKind::kLayout, "{}: rope_type is \"{}\", which is not handled",
-          local.source(), type);
-  return local.optional_number("rope_theta").value_or(base);
+double read_gemma_local_base(const ConfigFields& fields) {
+  return read_local_base(fields, fields.optional_number("rope_local_base_freq").value_or(10000.0));
 }
 
 void read_gemma2(const ConfigFields& fields, TransformerConfig& config) {
@@ -216,7 +206,7 @@ void read_gemma3(const ConfigFields& fields, TransformerConfig& config) {
   read_gemma2(fields, config);
   const auto every = fields.size("sliding_window_pattern", 6);
   config.window_attn_skip_freq = local_layers(fields, config.num_layers, every);
-  config.rotary_base_local = read_local_base(fields);
+  config.rotary_base_local = read_gemma_local_base(fields);
   config.attn_logit_softcapping.reset();
   config.qk_layernorm = true;
 }
@@ -275,10 +265,13 @@ void read_proportional_rotary(const ConfigFields& fields, TransformerConfig& con
   require(type == RopeType::kProportional || !named, ErrorKind::kLayout,
           "{}: rope_type of {} is \"{}\", only \"{}\" is handled", fields.source(),
           kGlobalAttention, name_of(type), name_of(RopeType::kProportional));
+  require(config.rope_scaling.factor == 1.0 || !named, ErrorKind::kLayout,
+          "{}: rope_parameters of {} have the factor {}, which is not handled", fields.source(),
+          kGlobalAttention, config.rope_scaling.factor);
   config.global_rotary_percent = named ? config.rotary_percent : 0.25;
   config.rotary_percent = 1.0;
   config.rope_scaling = {};
-  config.rotary_base_local = read_local_base(fields);
+  config.rotary_base_local = read_gemma_local_base(fields);
 }
 
 void read_gemma4_experts(const ConfigFields& fields, TransformerConfig& config) {

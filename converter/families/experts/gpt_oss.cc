@@ -53,6 +53,7 @@ constexpr Family kGptOss[] = {
      .defaults = R"({"rms_norm_eps": 1e-05})",
      .rotary_base = 150000.0,
      .num_experts_key = "num_local_experts",
+     .traits = {.norms_round_once = true},
      .head_classes = HeadClasses::kOfSequencesAndTokens,
      .configure =
          [](const ConfigFields& fields, TransformerConfig& config) {

@@ -131,6 +131,10 @@ void read_nemotron(const ConfigFields& fields, TransformerConfig& config) {
   require(fields.flag("use_conv_bias", true), ErrorKind::kLayout,
           "{}: use_conv_bias is false, and Megatron-Core's Mamba layers have such a bias",
           fields.source());
+  const auto activation = fields.text("mamba_hidden_act", "silu");
+  require(activation == "silu", ErrorKind::kLayout,
+          "{}: mamba_hidden_act is \"{}\", and Megatron-Core's Mamba layers have \"silu\"",
+          fields.source(), activation);
   config.linear_conv_kernel_dim = fields.size("conv_kernel", kMambaKernel);
   require(config.linear_conv_kernel_dim == kMambaKernel, ErrorKind::kLayout,
           "{}: conv_kernel is {}, and that of Megatron-Core's Mamba layers is {}", fields.source(),

@@ -93,6 +93,53 @@ TEST(HfConfig, FillsInWhatARopeDoesNotSay) {
   EXPECT_EQ(rope("linear", R"(, "factor": 4.0)").original_max_position_embeddings, std::nullopt);
 }
 
+// transformers, configuration_phi3.py
+TEST(HfConfig, TakesThreeNamesOfLongropeFromAPhi) {
+  const auto rope = [](std::string_view type, std::string_view family) {
+    return parse(fmt::format(R"("max_position_embeddings": 16384, "rope_scaling": {{
+                                "type": "{}", "short_factor": [1, 1.5], "long_factor": [2, 3]}})",
+                             type),
+                 family)
+        .rope_scaling;
+  };
+  const auto longrope = rope("longrope", "phi3");
+  EXPECT_EQ(longrope.type, models::RopeType::kLongrope);
+  EXPECT_EQ(longrope.original_max_position_embeddings, 4096);
+  EXPECT_EQ(longrope.factor, 4);
+  EXPECT_EQ(longrope.short_factor, (std::vector<double>{1, 1.5}));
+  EXPECT_EQ(longrope.long_factor, (std::vector<double>{2, 3}));
+  EXPECT_EQ(rope("su", "phi3"), longrope);
+  EXPECT_EQ(rope("yarn", "phi3"), longrope);
+  EXPECT_EQ(rope("yarn", "llama").type, models::RopeType::kYarn);
+  EXPECT_TRUE(fails(ErrorKind::kCorrupt, {"long_factor", "not a list of numbers"}, [] {
+    parse(R"("rope_scaling": {"type": "longrope", "long_factor": ["2"]})", "phi3");
+  }));
+}
+
+TEST(HfConfig, TakesNoMoreTokensForGenerationThanTurnByTheShortFactors) {
+  const auto* const lengths = R"("max_position_embeddings": 16384)";
+  EXPECT_EQ(parse(lengths, "phi3").max_generated_positions(), 16384);
+  const auto scaled = fmt::format(R"({}, "rope_scaling": {{"type": "longrope"}})", lengths);
+  EXPECT_EQ(parse(scaled, "phi3").max_generated_positions(), 4096);
+}
+
+TEST(HfConfig, ReadsTheFactorsOfAGranite) {
+  const auto unsaid = parse("", "granite");
+  EXPECT_EQ(unsaid.embedding_multiplier, 1);
+  EXPECT_EQ(unsaid.softmax_scale, 1);
+  EXPECT_EQ(unsaid.residual_multiplier, 1);
+  EXPECT_EQ(unsaid.logits_scaling, 1);
+  const auto said = parse(R"("embedding_multiplier": 12, "attention_multiplier": 0.0078125,
+                             "residual_multiplier": 0.22, "logits_scaling": 16.0)",
+                          "granite");
+  EXPECT_EQ(said.embedding_multiplier, 12);
+  EXPECT_EQ(said.softmax_scale, 0.0078125);
+  EXPECT_EQ(said.residual_multiplier, 0.22);
+  EXPECT_EQ(said.logits_scaling, 16);
+  EXPECT_TRUE(fails(ErrorKind::kCorrupt, {"logits_scaling is 0"},
+                    [] { parse(R"("logits_scaling": 0)", "granite"); }));
+}
+
 TEST(HfConfig, TakesTheDefaultsOfTheClass) {
   EXPECT_EQ(parse().layernorm_epsilon, 1e-6);
   EXPECT_EQ(parse("", "qwen2_5_vl").layernorm_epsilon, 1e-5);

@@ -331,6 +331,7 @@ TEST(Hybrid, ReadsThePatternOfLayersInBothWords) {
   refused(plain + R"("conv_kernel": 3)", ErrorKind::kLayout, "conv_kernel is 3");
   refused(plain + R"("use_conv_bias": false)", ErrorKind::kLayout, "use_conv_bias");
   refused(plain + R"("mlp_hidden_act": "silu")", ErrorKind::kLayout, "mlp_hidden_act");
+  refused(plain + R"("mamba_hidden_act": "gelu")", ErrorKind::kLayout, "mamba_hidden_act");
 }
 
 TEST(Hybrid, ReadsTheKindsOfLayers) {

@@ -53,7 +53,7 @@ TransformerConfig read_integer(std::string_view key, std::int64_t value) {
 TEST(MegatronArgs, TellEveryFamilyBack) {
   for (const auto* name : {"hf_llama", "hf_qwen2", "hf_qwen2_tied", "hf_qwen3", "hf_mixtral",
                            "hf_qwen2_moe", "hf_qwen3_moe", "hf_deepseek_v2", "hf_deepseek_v3",
-                           "hf_moonlight", "hf_gpt_oss", "hf_nemotron_h"}) {
+                           "hf_moonlight", "hf_gpt_oss", "hf_nemotron_h", "hf_smollm3"}) {
     SCOPED_TRACE(name);
     const auto path = support::test_data(name) / "hf/config.json";
     const auto config = parse_hf_config(distckpt::read_text(path), path.string());
@@ -233,6 +233,26 @@ TEST(MegatronArgs, RefusesHeadsWhoseSizeNothingSays) {
                       {"hidden_size of 64", std::to_string(count) + " heads", "kv_channels"},
                       [&] { heads(count); }));
   }
+}
+
+// transformer_config.py of megatron-core: the last of every N layers, or a list.
+TEST(MegatronArgs, CountLayersThatDoNotTurn) {
+  const auto every_second =
+      read([](PickleWriter& pickle) { pickle.string("no_rope_freq").integer(2); });
+  EXPECT_EQ(every_second.no_rope_freq, (std::vector<bool>{false, true, false, true}));
+  EXPECT_EQ(every_second.family, "smollm3");
+  const auto of_list = [](int first) {
+    return read([&](PickleWriter& pickle) {
+      auto& list = pickle.string("no_rope_freq").begin_list();
+      for (const int none : {first, 0, 0, 0}) list.integer(none);
+      list.end_list();
+    });
+  };
+  const auto listed = of_list(1);
+  EXPECT_EQ(listed.no_rope_freq, (std::vector<bool>{true, false, false, false}));
+  EXPECT_TRUE(of_list(0).no_rope_freq.empty());
+  EXPECT_TRUE(fails(ErrorKind::kCorrupt, {"no_rope_freq is not as here says"},
+                    [&] { require_same_model(listed, every_second, "args", "here"); }));
 }
 
 TEST(MegatronArgs, RefusesNumbersThatAreNone) {

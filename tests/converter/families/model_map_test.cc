@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -96,6 +97,20 @@ TEST(ModelMap, DealsTheRowsOfOneTensorOfQueryKeyAndValueToTheGroups) {
       (std::vector<std::string>{"0:4 of " + qkv + " -> 0:4", "8:10 of " + qkv + " -> 4:6",
                                 "12:14 of " + qkv + " -> 6:8", "4:8 of " + qkv + " -> 8:12",
                                 "10:12 of " + qkv + " -> 12:14", "14:16 of " + qkv + " -> 14:16"}));
+}
+
+TEST(ModelMap, HasTheTensorsOfPhi) {
+  auto config = example();
+  config.family = "phi3";
+  std::set<std::string> names;
+  for (const auto& tensor : make_model_map(config).tensors) names.insert(tensor.name);
+  const std::string layer = "model.layers.0.";
+  EXPECT_EQ(names,
+            (std::set<std::string>{
+                "lm_head.weight", "model.embed_tokens.weight", layer + "input_layernorm.weight",
+                layer + "mlp.down_proj.weight", layer + "mlp.gate_up_proj.weight",
+                layer + "post_attention_layernorm.weight", layer + "self_attn.o_proj.weight",
+                layer + "self_attn.qkv_proj.weight", "model.norm.weight"}));
 }
 
 TEST(ModelMap, TakesGateAndUpOfOneTensorAsTheyLie) {

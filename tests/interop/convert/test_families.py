@@ -19,7 +19,7 @@ TP_EP = ["--tp", 2, "--ep", 4, "--etp", 1]
 PP_EP = ["--pp", 2, "--ep", 2, "--tp", 2, "--pipeline-model-parallel-layout", "Et|tmL"]
 
 FAMILIES = {  # name: options. Families without a file in tests/data/bridge are held against weight_mapping.py
-    "seed_oss": TP_PP, "glm4": TP_PP, "ernie4_5": TP_PP, "gemma2": ["--tp", 2], "gemma3_text": TP_PP,
+    "seed_oss": TP_PP, "smollm3": TP_PP, "olmo2": TP_PP, "olmo3": TP_PP, "glm4": TP_PP, "phi3": TP_PP, "granite": TP_PP, "ernie4_5": TP_PP, "gemma2": ["--tp", 2], "gemma3_text": TP_PP,
     "ernie4_5_moe": TP_EP, "olmoe": TP_EP, "minimax_m2": TP_EP,
     "mistral3": TP_PP, "qwen2_5_vl": TP_PP, "qwen3_vl": TP_PP, "gemma3": TP_PP, "kimi_k25": TP_EP,
     "glm4_moe_lite": PP_EP, "glm_moe_dsa": PP_EP, "bailing_moe_v2": PP_EP,

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from support import HERE, PEERS, ferry_json, llama_config, llama_shapes, random_tensors, refuse, run_ok, tree, write_hf
+from support import DATA, HERE, PEERS, ferry_json, llama_config, llama_shapes, random_tensors, refuse, run_ok, tree, write_hf
 from tiny_models import hf_configs
 
 peft = pytest.importorskip("peft", reason="PEFT makes and loads the adapters that are converted")
@@ -80,6 +80,19 @@ def test_an_adapter_comes_back_from_megatron_bridge(base, work, kind, layout):
     assert (work / "back" / WEIGHTS).read_bytes() == (work / "peft" / WEIGHTS).read_bytes()
     found, want = logits(base, work / "back"), logits(base, work / "peft")
     assert torch.equal(found, want) and (want - logits(base)).abs().max() > 0.01
+
+
+def test_modules_that_hold_query_key_and_value_or_gate_and_up_are_one_adapter(work):
+    AutoModelForCausalLM.from_pretrained(DATA / "hf_phi3/hf", dtype=torch.float32).save_pretrained(work / "base")
+    make_adapter(work / "base", work / "peft", r=4, lora_alpha=6, target_modules=["qkv_proj", "o_proj", "gate_up_proj", "down_proj"])
+    run_ok("convert", work / "peft", work / "mb", "--base", work / "base", "--to", "megatron", "--tp", "2")
+    run_ok("convert", work / "mb", work / "back", "--base", work / "base", "--to", "peft")
+    assert (work / "back" / WEIGHTS).read_bytes() == (work / "peft" / WEIGHTS).read_bytes()
+    run_ok("merge", work / "base", work / "peft", work / "merged")
+    model = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(work / "base", dtype=torch.float32), work / "peft")
+    merged = load_file(work / "merged/model.safetensors")
+    for name, tensor in model.merge_and_unload().state_dict().items():
+        assert torch.allclose(merged[name], tensor, atol=1e-6), name
 
 
 def test_modules_of_some_layers_are_named_whole(base, work):

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from generate_beside_transformers import chosen, compare, forward_log_probs, load, ours, random_prompts, theirs
 from support import DATA, FERRY, ROOT, run_ok
+from tiny_models import make_longrope
 
 CHAT = ("{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}\n{% endfor %}"
         "{% if add_generation_prompt %}<|assistant|>{% endif %}")
@@ -50,7 +51,7 @@ def only(*arguments, **kwargs):
     return output
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen2_tied", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "moonlight", "glm4_moe", "glm4", "ernie4_5", "gemma3_text", "gemma3", "mistral3", "qwen2_5_vl", "kimi_k25", "gemma2", "ministral3", "ernie4_5_moe", "minimax_m2",
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen2_tied", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "moonlight", "glm4_moe", "glm4", "smollm3", "olmo2", "olmo3", "phi3", "granite", "ernie4_5", "gemma3_text", "gemma3", "mistral3", "qwen2_5_vl", "kimi_k25", "gemma2", "ministral3", "ernie4_5_moe", "minimax_m2",
                                     "gpt_oss", "qwen3_next", "qwen3_5", "qwen3_5_moe"])
 def test_tokens_and_log_probs_are_those_of_transformers_forward(family):
     """Greedy tokens are transformers' own, as long as its generate takes what its forward likes best."""
@@ -70,6 +71,16 @@ def test_tokens_and_log_probs_are_those_of_transformers_forward(family):
     assert agreed > 24
     sampled = ours(checkpoint, prompts, "--max-tokens", 24, "--seed", 5)
     assert compare(model, prompts, sampled)[1] == 0
+
+
+def test_longrope_takes_as_many_tokens_as_turn_by_one_factor(tmp_path):
+    """A longer sequence turns otherwise from its first token on."""
+    make_longrope(tmp_path / "hf", 48)
+    model = load(tmp_path / "hf")
+    prompts = random_prompts(model, 4, [3, 24])
+    assert compare(model, prompts, ours(tmp_path / "hf", prompts, "--max-tokens", 24, "--temperature", 0))[1] == 0
+    done = subprocess.run([FERRY, "generate", tmp_path / "hf", "--prompt-ids", "1,2", "--max-model-len", "49"], capture_output=True, text=True)
+    assert done.returncode == 2 and "longrope" in done.stderr and "48 positions" in done.stderr
 
 
 @pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5", "qwen3_5_moe"])

@@ -21,7 +21,7 @@ from support import DATA, FERRY
 from tiny_models import make_hybrid_of_four_heads
 
 TOOL = Path(FERRY).parents[1] / "tests" / "gradient_tool"
-DENSE = ["llama", "qwen2", "qwen2_tied", "qwen3", "gemma3_text", "gemma2", "ministral3", "seed_oss", "glm4", "ernie4_5", "qwen3_vl", "qwen2_5_vl"]
+DENSE = ["llama", "qwen2", "qwen2_tied", "qwen3", "gemma3_text", "gemma2", "ministral3", "seed_oss", "smollm3", "olmo2", "olmo3", "glm4", "phi3", "granite", "ernie4_5", "qwen3_vl", "qwen2_5_vl"]
 EXPERTS = ["mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "moonlight", "glm4_moe", "olmoe", "minimax_m2", "ernie4_5_moe",
            "glm4_moe_lite", "kimi_k25"]
 SIX_EXPERTS = ["gpt_oss", "qwen3_vl_moe"]

@@ -18,12 +18,12 @@ import hf_reference
 from meshes import covering, layout_of, name_of, prediction_layers, spread
 from ranks import free_port
 from support import DATA, FERRY, HERE, PEERS, ferry, ferry_json, llama_config, run_ok, skip_where_transformers_differs, write_hf
-from tiny_models import make_hybrid_of_four_heads, make_seeing
+from tiny_models import make_hybrid_of_four_heads, make_longrope, make_seeing
 
 TORCH = FERRY.parent / "ferry-torch"
 pytestmark = pytest.mark.skipif(not TORCH.exists(), reason="this build has no models: configure it with -Dtorch_root")
 
-DENSE = ["llama", "qwen2", "qwen2_tied", "qwen3", "seed_oss", "glm4", "ernie4_5", "gemma3_text", "gemma2", "ministral3", "qwen3_vl",
+DENSE = ["llama", "qwen2", "qwen2_tied", "qwen3", "seed_oss", "smollm3", "olmo2", "olmo3", "glm4", "phi3", "granite", "ernie4_5", "gemma3_text", "gemma2", "ministral3", "qwen3_vl",
          "gemma3", "mistral3", "qwen2_5_vl"]
 EXPERTS = ["mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "moonlight", "glm4_moe", "glm4_moe_lite", "olmoe", "minimax_m2", "ernie4_5_moe",
            "kimi_k25"]
@@ -120,6 +120,13 @@ def test_one_rank_gives_the_bits_of_transformers_in_every_module(model, referenc
             assert sequence["logits"]["elements"] > 0
             modules = [module["module"] for module in sequence["modules"]]
             assert modules[0] == "embedding" and modules[-1] == "decoder.final_layernorm" and len(modules) == 3 * layers + 2
+
+
+@pytest.mark.parametrize("options", [(), ("--packed",), ("--packed", "--tp=2", "--sp", "--cp=2"), ("--packed", "--pp=2")])
+def test_each_sequence_turns_by_the_factors_of_its_length(options, references, work):
+    """Packs hold sequences of up to as many tokens as longrope's original ones, and longer ones."""
+    make_longrope(work / "hf", 32)
+    check_equal(work / "hf", references(work / "hf", lengths="24,64,32,33"), *options)
 
 
 @pytest.mark.parametrize("model, options", [("deepseek_v2", ()), ("deepseek_v3", ("--tp=2", "--cp=2")), ("kimi_k25", ()), ("kimi_k25", ("--tp=2", "--ep=2"))])

@@ -482,7 +482,7 @@ TEST_F(CudaKernels, NormsAndTurnsHeadsInOneKernel) {
         const auto angle = at::randn({tokens, 1, 128}, at::TensorOptions().device(at::kCUDA));
         const RotaryAngles angles{.cos = angle.cos().to(dtype), .sin = angle.sin().to(dtype)};
         const auto found = split_and_norm_qkv(mixed, {.first = 0, .count = queries}, norms,
-                                              NormRounding::kBeforeWeight, angles);
+                                              NormRounding::kBeforeWeight, &angles);
         const auto query = mixed.narrow(2, 0, queries).reshape({tokens, 4 * queries, 128});
         const auto key = mixed.select(2, queries).contiguous();
         EXPECT_TRUE(same_bytes(found.query,

@@ -31,10 +31,11 @@ constexpr std::int64_t kPadded = 128;
 struct Problem {
   at::Tensor hidden, weight, labels, of_log_prob, of_entropy;
   at::Tensor kept{};  // [tokens, vocabulary], bool; undefined: all
+  double logits_scaling = 1;
   std::optional<double> softcap{};
 };
 
-enum class Kind { kWhole, kMasked, kCapped };
+enum class Kind { kWhole, kMasked, kCapped, kDivided };
 
 Problem problem(at::ScalarType dtype) {
   at::manual_seed(7);
@@ -56,6 +57,7 @@ Problem masked_problem(at::ScalarType dtype) {
 Problem problem(at::ScalarType dtype, Kind kind) {
   auto p = kind == Kind::kMasked ? masked_problem(dtype) : problem(dtype);
   if (kind == Kind::kCapped) p.softcap = 4;
+  if (kind == Kind::kDivided) p.logits_scaling = 0.7;
   return p;
 }
 
@@ -81,7 +83,8 @@ at::Tensor logits_of(const at::Tensor& hidden, const at::Tensor& weight) {
 Result plain(const Problem& p, at::ScalarType dtype, double temperature) {
   const auto hidden = p.hidden.to(dtype, false, true).requires_grad_();
   const auto weight = p.weight.to(dtype, false, true).requires_grad_();
-  const auto logits = soft_capped(logits_of(hidden, weight), p.softcap).narrow(1, 0, kVocabulary);
+  const auto products = logits_of(hidden, weight) / p.logits_scaling;
+  const auto logits = soft_capped(products, p.softcap).narrow(1, 0, kVocabulary);
   const auto wide = dtype == at::kDouble ? logits : logits.to(at::kFloat);
   const auto cut =
       p.kept.defined() ? wide.masked_fill(~p.kept, -std::numeric_limits<double>::infinity()) : wide;
@@ -93,14 +96,15 @@ Result plain(const Problem& p, at::ScalarType dtype, double temperature) {
   return {log_probs.detach(), entropy.detach(), hidden.grad(), weight.grad()};
 }
 
-OutputHead head_of(const at::Tensor& weight,
+OutputHead head_of(const Problem& p,
+                   const at::Tensor& weight,
                    const ProcessGroup& group,
                    Alignment alignment,
-                   std::int64_t chunk,
-                   std::optional<double> softcap) {
+                   std::int64_t chunk) {
   return {.weight = weight,
           .vocab_size = kVocabulary,
-          .softcap = softcap,
+          .logits_scaling = p.logits_scaling,
+          .softcap = p.softcap,
           .parallel = {.group = &group, .alignment = alignment},
           .chunk_tokens = chunk};
 }
@@ -113,9 +117,9 @@ Result fused(const Problem& p,
   const auto rows = kPadded / group.size();
   const auto hidden = p.hidden.clone().requires_grad_();
   const auto weight = p.weight.narrow(0, group.rank() * rows, rows).clone().requires_grad_();
-  const auto [log_probs, entropy] = linear_log_probs(
-      copy_to_tensor_model_parallel_region(hidden, group), p.labels,
-      head_of(weight, group, alignment, chunk, p.softcap), temperature, mask_of(p));
+  const auto [log_probs, entropy] =
+      linear_log_probs(copy_to_tensor_model_parallel_region(hidden, group), p.labels,
+                       head_of(p, weight, group, alignment, chunk), temperature, mask_of(p));
   (log_probs * p.of_log_prob + entropy * p.of_entropy).sum().backward();
   return {log_probs.detach(), entropy.detach(), hidden.grad(), weight.grad()};
 }
@@ -126,9 +130,10 @@ double error(const at::Tensor& got, const at::Tensor& exact) {
 
 class LinearLogProbs : public testing::TestWithParam<Kind> {};
 
-INSTANTIATE_TEST_SUITE_P(WholeMaskedAndCapped,
-                         LinearLogProbs,
-                         testing::Values(Kind::kWhole, Kind::kMasked, Kind::kCapped));
+INSTANTIATE_TEST_SUITE_P(
+    WholeMaskedCappedAndDivided,
+    LinearLogProbs,
+    testing::Values(Kind::kWhole, Kind::kMasked, Kind::kCapped, Kind::kDivided));
 
 TEST_P(LinearLogProbs, HaveTheBytesOfLogSoftmaxWhateverTheChunk) {
   for (const auto dtype : {at::kBFloat16, at::kFloat})
@@ -213,25 +218,24 @@ TEST_P(LinearLogProbs, AreTheSameBytesOverTensorParallelRanksInBitwiseAndNearInF
 TEST(LinearCrossEntropy, IsTheWeightedSumWithItsGradient) {
   for (const auto& [chunk, kind] : {std::pair<std::int64_t, Kind>{20, Kind::kWhole},
                                     {1000, Kind::kWhole},
-                                    {20, Kind::kCapped}}) {
+                                    {20, Kind::kCapped},
+                                    {20, Kind::kDivided}}) {
     auto p = problem(at::kFloat, kind);
     p.of_entropy.zero_();
     const auto expected = fused(p, 1, chunk);
     const ProcessGroup alone;
     const auto hidden = p.hidden.clone().requires_grad_();
     const auto weight = p.weight.clone().requires_grad_();
-    const auto got =
-        linear_cross_entropy(hidden, p.labels, -p.of_log_prob,
-                             head_of(weight, alone, Alignment::kBitwise, chunk, p.softcap));
+    const auto got = linear_cross_entropy(hidden, p.labels, -p.of_log_prob,
+                                          head_of(p, weight, alone, Alignment::kBitwise, chunk));
     EXPECT_TRUE(at::equal(got.log_probs, expected.log_probs));
     EXPECT_TRUE(at::allclose(got.loss, (p.of_log_prob * expected.log_probs).sum()));
     (got.loss * 0.5).backward();
     EXPECT_TRUE(at::allclose(hidden.grad(), expected.grad_hidden * 0.5, 1e-5, 1e-6));
     EXPECT_TRUE(at::allclose(weight.grad(), expected.grad_weight * 0.5, 1e-5, 1e-6));
     const at::NoGradGuard no_grad;
-    const auto scored =
-        linear_cross_entropy(hidden, p.labels, -p.of_log_prob,
-                             head_of(weight, alone, Alignment::kBitwise, chunk, p.softcap));
+    const auto scored = linear_cross_entropy(hidden, p.labels, -p.of_log_prob,
+                                             head_of(p, weight, alone, Alignment::kBitwise, chunk));
     EXPECT_TRUE(at::equal(scored.loss, got.loss.detach()));
   }
 }

@@ -33,6 +33,7 @@ models::TransformerConfig tiny_config(const TinyModel& model) {
 
 void make_gpt_oss(models::TransformerConfig& config) {
   config.softmax_offset = true;
+  config.traits.norms_round_once = true;
   config.add_bias_linear = true;
   config.window_attn_skip_freq = {true, false};
   config.activation = models::Activation::kQuickGeglu;

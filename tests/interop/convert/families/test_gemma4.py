@@ -126,6 +126,8 @@ def test_transformers_computes_the_same_with_and_without_unused_weights(work):
      ["enable_moe_block beside hidden_size_per_layer_input"]),
     ("gemma4_text", {"enable_moe_block": True, "use_double_wide_mlp": True}, ["enable_moe_block beside num_kv_shared_layers or use_double_wide_mlp"]),
     ("gemma4_text", {"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 2.0}}}, ["rope_type", "linear", "proportional"]),
+    ("gemma4_text", {"rope_parameters": {"full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "factor": 2.0}}},
+     ["the factor 2"]),
 ])
 def test_what_no_megatron_model_holds_is_refused_by_name(name, change, words, work):
     shutil.copytree(hf_of(name), work / "hf")
