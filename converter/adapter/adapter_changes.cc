@@ -1,14 +1,11 @@
 #include "converter/adapter/adapter_changes.h"
 
 #include <algorithm>
-#include <map>
-#include <set>
 #include <string_view>
 
-#include "converter/adapter/base_names.h"
-#include "converter/adapter/expert_modules.h"
 #include "converter/adapter/lora_settings.h"
 #include "converter/adapter/open_adapter.h"
+#include "converter/adapter/peft_changes.h"
 #include "converter/bridge/tensor_stream.h"
 #include "distckpt/base/error.h"
 #include "distckpt/base/integers.h"
@@ -22,255 +19,7 @@ namespace {
 
 using distckpt::Box;
 using distckpt::DType;
-using distckpt::ModelTensor;
 using distckpt::Shape;
-
-// Factors of gate and up, or of down, of one expert.
-struct ExpertFactors {
-  std::string a{};
-  std::string b{};
-  std::int64_t rank = 0;
-  float scaling = 1;
-};
-
-// The changes of the tensors that a parameter of an expert is made of.
-void add_expert_changes(const ModelMap& base,
-                        const MegatronTensor& of,
-                        const ExpertFactors& factors,
-                        std::vector<AdaptedTensor>& tensors) {
-  std::int64_t first_out = 0;
-  for (const auto model : merged_tensors(of)) {
-    const auto& tensor = base.tensors[model];
-    const auto part = std::ranges::find(of.parts, model, &MappedPart::model);
-    AdaptedTensor adapted{.tensor = tensor.name,
-                          .rank = factors.rank,
-                          .scaling = factors.scaling,
-                          .a = factors.a,
-                          .b = factors.b,
-                          .expert = *of.expert,
-                          .num_experts = base.config.num_moe_experts};
-    const int dim = tensor.shape.rank() - 2;  // one before: experts, where a tensor holds all
-    adapted.rows = tensor.shape[dim];
-    adapted.columns = tensor.shape[dim + 1];
-    adapted.transposed = !part->axes.empty() && part->axes[0] > part->axes[1];
-    if (dim == 0) {
-      adapted.first_out = first_out;
-      first_out += adapted.rows;
-    } else {
-      adapted.first_row = part->model_box.offset[0] * adapted.rows;
-    }
-    tensors.push_back(std::move(adapted));
-  }
-}
-
-// A factor that has to be the transpose of another one.
-struct TiedFactor {
-  std::string factor{};
-  std::string transposed{};
-  std::int64_t rows = 0;  // of the second
-};
-
-// An adapter of PEFT. Its tensors are those of its file.
-class PeftChanges {
- public:
-  PeftChanges(const fs::path& folder, const Checkpoint& base)
-      : base_(base.map),
-        names_(base),
-        folder_(folder),
-        settings_(folder / kAdapterConfig),
-        experts_(base_) {
-    settings_.refuse("modules_to_save");
-  }
-
-  Checkpoint open() {
-    Checkpoint checkpoint;
-    checkpoint.location = {.root = folder_, .folder = folder_};
-    const auto header = read_adapter_header(folder_);
-    source_ = (folder_ / kAdapterWeights).string();
-    distckpt::add_to_layout(header, folder_, checkpoint.layout);
-    for (const auto& stored : checkpoint.layout.tensors()) {
-      const auto index = static_cast<std::uint32_t>(checkpoint.tensors.size());
-      checkpoint.tensors.push_back(
-          {.name = stored.name, .dtype = stored.dtype, .shape = stored.shape});
-      checkpoint.links.links.push_back(distckpt::BoxLink::whole(index, index, stored.shape));
-    }
-    checkpoint.map.tensors = checkpoint.tensors;
-    for (const auto& tensor : checkpoint.tensors) {
-      const auto key = settings_.parse_key(tensor.name, source_);
-      modules_[key.module].emplace(key.part, &tensor);
-      peft_modules_.insert(peft_module(base_, key.module));
-    }
-    require(!modules_.empty(), ErrorKind::kCorrupt, "{}: changes nothing", source_);
-    for (const auto& [module, parts] : modules_) add_module(module, parts);
-    require_named_parameters();
-    return checkpoint;
-  }
-
-  std::vector<AdaptedTensor> take() { return std::move(tensors_); }
-  const std::vector<TiedFactor>& tied() const { return tied_; }
-
- private:
-  using Parts = std::map<std::string, const ModelTensor*>;
-
-  void require_matrix(const ModelTensor& tensor) const {
-    require(tensor.shape.rank() == 2 && distckpt::is_floating_point(tensor.dtype),
-            ErrorKind::kLayout, "{}: {}: is {} {}, expected a matrix of floating-point numbers",
-            source_, tensor.name, short_name(tensor.dtype), to_string(tensor.shape));
-  }
-
-  const ModelTensor& factor(const std::string& module,
-                            const Parts& parts,
-                            const std::string& name) const {
-    const auto found = parts.find(name);
-    require(found != parts.end(), ErrorKind::kCorrupt, "{}: {}: one of two factors is missing",
-            source_, module);
-    require_matrix(*found->second);
-    return *found->second;
-  }
-
-  void add_module(const std::string& module, const Parts& parts) {
-    const auto experts =
-        experts_.find(peft_module(base_, module), settings_,
-                      [&](const std::string& other) { return peft_modules_.contains(other); });
-    if (experts) {
-      add_experts(module, parts, *experts);
-    } else if (!is_second_end(module, parts)) {
-      tensors_.push_back(adapted_tensor(module, parts));
-      adapted_parameters_.push_back(module + ".weight");
-    }
-  }
-
-  // True of the output layer of an adapter that changes it and the embedding, which are one tensor,
-  // alike. PEFT's merge changes both ends by what was trained for one, or by the change of both.
-  bool is_second_end(const std::string& module, const Parts& parts) {
-    const auto found = names_.find(module + ".weight");
-    const bool is_head = found.is_copy && !is_prediction_tensor(base_.config, found.name);
-    const bool is_end = is_head || found.name == base_.family->names->embedding();
-    const bool has_factors = parts.size() > (parts.contains("base_layer") ? 1 : 0);
-    if (!base_.config.is_tied() || !is_end || !has_factors) return false;
-    if (settings_.ties_weights()) {
-      if (is_head) add_tied(module, parts);
-      return is_head;
-    }
-    throw Error(
-        ErrorKind::kLayout,
-        fmt::format("{}: {}: the base has one tensor for embedding and output layer, and the "
-                    "adapter was trained on one end without the other (ensure_weight_tying)",
-                    source_, module),
-        "merge it into a base with an output layer of its own: a copy of the embedding as "
-        "lm_head.weight, and tie_word_embeddings false in config.json");
-  }
-
-  // The factors are those of the embedding, the first for the second.
-  void add_tied(const std::string& module, const Parts& parts) {
-    const auto embedding = std::ranges::find_if(
-        modules_, [](const auto& one) { return one.second.contains("lora_embedding_A"); });
-    require(embedding != modules_.end(), ErrorKind::kCorrupt,
-            "{}: {}: ensure_weight_tying is set, but the embedding has no factors", source_,
-            module);
-    for (const auto& [part, other] :
-         {std::pair("lora_A", "lora_embedding_B"), std::pair("lora_B", "lora_embedding_A")}) {
-      const auto& transposed = factor(embedding->first, embedding->second, other);
-      tied_.push_back({factor(module, parts, part).name, transposed.name, transposed.shape[0]});
-    }
-  }
-
-  void add_experts(const std::string& module,
-                   const Parts& parts,
-                   const ExpertModules::Parameter& parameter) {
-    require(!settings_.uses_dora(), ErrorKind::kLayout, "{}: {}: DoRA of experts is not merged",
-            source_, module);
-    const auto& a = factor(module, parts, "lora_A");
-    const auto& b = factor(module, parts, "lora_B");
-    require(!parameter.experts.empty(), ErrorKind::kLayout, "{}: {}: the base has no such tensors",
-            source_, parameter.name);
-    const auto& first = base_.megatron[parameter.experts.front()];
-    const auto num_experts = base_.config.num_moe_experts;
-    const bool fits = std::ssize(parameter.experts) == num_experts && a.shape[0] > 0 &&
-                      a.shape[0] % num_experts == 0 && b.shape[1] == a.shape[0] &&
-                      b.shape[0] == first.shape[0] && a.shape[1] == first.shape[1];
-    require(fits, ErrorKind::kLayout,
-            "{}: {}: the factors {} and {} are not those of {} experts with weights of {}", source_,
-            parameter.name, to_string(a.shape), to_string(b.shape), num_experts,
-            to_string(first.shape));
-    const auto rank = a.shape[0] / num_experts;
-    const ExpertFactors factors{
-        .a = a.name, .b = b.name, .rank = rank, .scaling = settings_.scaling(parameter.name, rank)};
-    for (const auto index : parameter.experts)
-      add_expert_changes(base_, base_.megatron[index], factors, tensors_);
-    adapted_parameters_.push_back(parameter.name);
-  }
-
-  AdaptedTensor adapted_tensor(const std::string& module, const Parts& parts) const {
-    AdaptedTensor tensor{.tensor = names_.find(module + ".weight").name};
-    Shape base_shape;
-    if (const auto base = parts.find("base_layer"); base != parts.end()) {
-      require_matrix(*base->second);
-      base_shape = base->second->shape;
-      tensor.base = base->second->name;
-      tensor.rows = base_shape[0];
-      tensor.columns = base_shape[1];
-      if (parts.size() == 1) return tensor;
-    }
-    tensor.transposed = parts.contains("lora_embedding_A");
-    const std::string prefix = tensor.transposed ? "lora_embedding_" : "lora_";
-    const auto& a = factor(module, parts, prefix + "A");
-    const auto& b = factor(module, parts, prefix + "B");
-    tensor.a = a.name;
-    tensor.b = b.name;
-    tensor.rank = a.shape[0];
-    require(tensor.rank > 0 && b.shape[1] == tensor.rank, ErrorKind::kCorrupt,
-            "{}: {}: the factors {} and {} have no common rank", source_, module,
-            to_string(a.shape), to_string(b.shape));
-    const Shape shape{tensor.transposed ? a.shape[1] : b.shape[0],
-                      tensor.transposed ? b.shape[0] : a.shape[1]};
-    require(!tensor.base || base_shape == shape, ErrorKind::kCorrupt,
-            "{}: {}: the factors change {}, the base's weight is {}", source_, module,
-            to_string(shape), to_string(base_shape));
-    tensor.rows = shape[0];
-    tensor.columns = shape[1];
-    tensor.scaling = settings_.scaling(module, tensor.rank);
-    const auto magnitude = parts.find("lora_magnitude_vector");
-    require((magnitude != parts.end()) == settings_.uses_dora(), ErrorKind::kLayout,
-            "{}: {}: use_dora and the presence of its magnitudes contradict each other", source_,
-            module);
-    if (magnitude == parts.end()) return tensor;
-    require(!tensor.transposed, ErrorKind::kLayout,
-            "{}: {}: DoRA of an embedding is not handled: its magnitudes are those of columns, "
-            "each of which all rows make up",
-            source_, module);
-    const auto count = magnitude->second->shape.product();
-    require(count == tensor.rows, ErrorKind::kLayout,
-            "{}: {}: {} magnitudes, expected one for each of {} rows", source_, module, count,
-            tensor.rows);
-    tensor.magnitude = magnitude->second->name;
-    return tensor;
-  }
-
-  // Parameters that the settings name are those of experts, or weights of modules.
-  void require_named_parameters() const {
-    for (const auto& name : settings_.target_parameters()) {
-      const bool found = std::ranges::any_of(
-          adapted_parameters_, [&](const auto& adapted) { return is_named(adapted, name); });
-      require(found, ErrorKind::kLayout,
-              "{}: target_parameters: {}: is not merged: the adapter has no factors of such "
-              "parameters of the base",
-              source_, name);
-    }
-  }
-
-  const ModelMap& base_;
-  BaseNames names_;
-  fs::path folder_;
-  LoraSettings settings_;
-  ExpertModules experts_;
-  std::string source_;
-  std::map<std::string, Parts> modules_;  // by the adapter's names
-  std::set<std::string> peft_modules_;    // the same, by peft_module()
-  std::vector<std::string> adapted_parameters_;
-  std::vector<AdaptedTensor> tensors_;
-  std::vector<TiedFactor> tied_;
-};
 
 // An adapter of Megatron-Bridge or of FSDP by rank, whose factors have PEFT's names here
 // (open_adapter.h).
@@ -350,17 +99,17 @@ AdapterChanges::AdapterChanges(const fs::path& path,
                                const Checkpoint& base,
                                const std::optional<double>& alpha) {
   auto checkpoint = std::make_shared<Checkpoint>();
-  std::vector<TiedFactor> tied;
+  std::vector<TiedTensors> tied;
   if (const auto folder = find_peft(path)) {
     require(!alpha, ErrorKind::kUsage, "{}: says its alpha itself; --lora-alpha is of others",
             (*folder / kAdapterConfig).string());
     const auto files = std::make_shared<distckpt::SourceFiles>();
     const distckpt::NotedFiles noted(*files);
-    PeftChanges changes(*folder, base);
-    *checkpoint = changes.open();
+    auto changes = read_peft_changes(*folder, base);
+    *checkpoint = std::move(changes.checkpoint);
     checkpoint->files = files;
-    tensors_ = changes.take();
-    tied = changes.tied();
+    tensors_ = std::move(changes.tensors);
+    tied = std::move(changes.tied);
   } else {
     auto adapter = open_adapter(path, base, {.alpha = alpha});
     tensors_ = changes_of(adapter, base.map);
@@ -370,10 +119,28 @@ AdapterChanges::AdapterChanges(const fs::path& path,
   identity_ = digest_of(*checkpoint->files, alpha);
   parts_ = std::make_unique<const CheckpointParts>(std::move(checkpoint));
   for (const auto& one : tied) {
-    require(*whole(one.factor) == transposed(*whole(one.transposed), one.rows), ErrorKind::kLayout,
-            "{}: {}: ensure_weight_tying is set, but it is not the transpose of {}", path.string(),
-            one.factor, one.transposed);
+    require(are_tied(one), ErrorKind::kLayout,
+            "{}: {}: the base has one tensor for both ends, but it is not {}{}", path.string(),
+            one.tensor, one.transposed ? "the transpose of " : "", one.other);
   }
+}
+
+const Shape& AdapterChanges::shape_of(const std::string& name) const {
+  const auto& layout = parts_->whole()->layout;
+  return layout.tensor(*layout.find(name)).shape;
+}
+
+bool AdapterChanges::are_tied(const TiedTensors& tied) const {
+  const auto& shape = shape_of(tied.tensor);
+  if (tied.transposed)
+    return read(tied.tensor, std::nullopt) == transposed(read(tied.other, std::nullopt), shape[1]);
+  constexpr std::int64_t kElements = 1 << 20;  // at a time
+  const auto rows = std::max<std::int64_t>(1, kElements * shape[0] / shape.product());
+  for (std::int64_t row = 0; row < shape[0]; row += rows) {
+    const auto box = rows_of(shape, row, std::min(rows, shape[0] - row));
+    if (read(tied.tensor, box) != read(tied.other, box)) return false;
+  }
+  return true;
 }
 
 std::vector<float> AdapterChanges::read(const std::string& name,
@@ -406,13 +173,13 @@ AdapterChanges::Values AdapterChanges::whole(const std::string& name) const {
   return values;
 }
 
-std::vector<float> AdapterChanges::base_elements(const AdaptedTensor& tensor,
-                                                 std::int64_t first,
-                                                 std::int64_t count) const {
+std::vector<float> AdapterChanges::saved_elements(const AdaptedTensor& tensor,
+                                                  std::int64_t first,
+                                                  std::int64_t count) const {
+  const auto& name = tensor.whole ? *tensor.whole : tensor.base.value();
   const auto begin = first / tensor.columns;
   const auto end = distckpt::ceil_div(first + count, tensor.columns);
-  auto rows =
-      read(tensor.base.value(), Box{.offset = {begin, 0}, .size = {end - begin, tensor.columns}});
+  auto rows = read(name, rows_of(shape_of(name), tensor.first_out + begin, end - begin));
   const auto skipped = first - begin * tensor.columns;
   rows.erase(rows.begin(), rows.begin() + skipped);
   rows.resize(static_cast<std::size_t>(count));

@@ -48,14 +48,14 @@ void require_whole_base(const ordered_json& init, const std::string& source) {
 
 }  // namespace
 
-distckpt::SafetensorsHeader read_adapter_header(const std::filesystem::path& folder) {
+std::filesystem::path adapter_weights(const std::filesystem::path& folder) {
   if (!distckpt::source_exists(folder / kAdapterWeights) &&
       distckpt::source_exists(folder / "adapter_model.bin")) {
     throw Error(ErrorKind::kLayout,
                 fmt::format("{}: has adapter_model.bin alone, which is not read", folder.string()),
                 "PEFT's save_pretrained writes adapter_model.safetensors unless told otherwise");
   }
-  return distckpt::read_safetensors_header(folder / kAdapterWeights);
+  return folder / kAdapterWeights;
 }
 
 float lora_scaling(double alpha, double divisor, const std::string& source) {
@@ -73,7 +73,8 @@ bool is_named(std::string_view name, std::string_view end) {
 AdapterKey LoraSettings::parse_key(std::string_view name, const std::string& source) const {
   static constexpr std::string_view kParts[] = {"lora_A",           "lora_B",
                                                 "lora_embedding_A", "lora_embedding_B",
-                                                "base_layer",       "lora_magnitude_vector"};
+                                                "base_layer",       "lora_magnitude_vector",
+                                                kTokenRows};
   require(name.starts_with(kPeftPrefix), ErrorKind::kLayout, "{}: {}: does not begin with {}",
           source, name, kPeftPrefix);
   name.remove_prefix(kPeftPrefix.size());
@@ -86,7 +87,11 @@ AdapterKey LoraSettings::parse_key(std::string_view name, const std::string& sou
   if (!is_part && is_set("modules_to_save")) return {.module = std::string(name)};
   require(is_part, ErrorKind::kLayout, "{}: {}{}: is no factor of LoRA, and not merged", source,
           kPeftPrefix, name);
-  return {.module = std::string(rest.substr(0, dot)), .part = std::string(rest.substr(dot + 1))};
+  const auto part = rest.substr(dot + 1);
+  rest = rest.substr(0, dot);
+  if (constexpr std::string_view kWrapper = ".token_adapter"; rest.ends_with(kWrapper))
+    rest.remove_suffix(kWrapper.size());
+  return {.module = std::string(rest), .part = std::string(part)};
 }
 
 LoraSettings::LoraSettings(const std::filesystem::path& path)
@@ -99,9 +104,9 @@ LoraSettings::LoraSettings(std::string text, std::string source)
   const auto type = config_.value("peft_type", ordered_json());
   require(type == "LORA", ErrorKind::kLayout, "{}: peft_type: {}, expected LORA", source_,
           type.dump());
-  for (const auto* key : {"fan_in_fan_out", "trainable_token_indices", "layer_replication",
-                          "lora_bias", "use_qalora", "use_bdlora", "alora_invocation_tokens",
-                          "arrow_config", "kasa_config", "monteclora_config"})
+  for (const auto* key :
+       {"fan_in_fan_out", "layer_replication", "lora_bias", "use_qalora", "use_bdlora",
+        "alora_invocation_tokens", "arrow_config", "kasa_config", "monteclora_config"})
     refuse(key);
   require_whole_base(config_.value("init_lora_weights", ordered_json(true)), source_);
   const auto bias = config_.value("bias", ordered_json("none"));
@@ -118,8 +123,24 @@ LoraSettings::LoraSettings(std::string text, std::string source)
 }
 
 void LoraSettings::refuse(const std::string& key) const {
-  require(!is_set(key), ErrorKind::kLayout, "{}: {}: {} is not merged", source_, key,
+  require(!is_set(key), ErrorKind::kLayout, "{}: {}: {} is not handled", source_, key,
           is_set(key) ? config_.at(key).dump() : "");
+}
+
+// peft/utils/other.py, set_additional_trainable_modules: a list is that of the input embedding.
+std::vector<std::int64_t> LoraSettings::token_indices(const std::string& module) const {
+  auto found = config_.value("trainable_token_indices", ordered_json());
+  if (found.is_object()) {
+    const auto by_name = found;
+    found = nullptr;
+    for (const auto& [name, indices] : by_name.items())
+      if (is_named(module, name)) found = indices;
+  }
+  const auto is_index = [](const ordered_json& one) { return one.is_number_integer(); };
+  require(found.is_array() && std::ranges::all_of(found, is_index), ErrorKind::kCorrupt,
+          "{}: trainable_token_indices: {} is no list of tokens of {}", source_, found.dump(),
+          module);
+  return found.get<std::vector<std::int64_t>>();
 }
 
 float LoraSettings::scaling(const std::string& module, std::int64_t rank) const {

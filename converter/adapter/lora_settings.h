@@ -9,12 +9,14 @@
 
 #include "converter/open/verl_lora.h"
 #include "distckpt/base/json.h"
-#include "distckpt/formats/safetensors.h"
 
 namespace ferry::converter {
 
 inline constexpr std::string_view kAdapterConfig = "adapter_config.json";
 inline constexpr std::string_view kAdapterWeights = "adapter_model.safetensors";
+
+// Rows of an embedding that were trained whole, as a part of it.
+inline constexpr std::string_view kTokenRows = "trainable_tokens_delta";
 
 // "model.layers.0.self_attn.q_proj", and which of its parts a name of the file is: "lora_A". A
 // tensor that is saved whole (modules_to_save) is a module without parts: "lm_head.weight".
@@ -25,8 +27,8 @@ struct AdapterKey {
   bool is_factor() const { return part == "lora_A" || part == "lora_B"; }
 };
 
-// The header of the folder's kAdapterWeights.
-distckpt::SafetensorsHeader read_adapter_header(const std::filesystem::path& folder);
+// The folder's kAdapterWeights. Throws Error(kLayout) where it has them in another form.
+std::filesystem::path adapter_weights(const std::filesystem::path& folder);
 
 // The factor of the product: alpha / divisor. Throws Error(kCorrupt) unless both it and alpha are
 // positive and finite.
@@ -54,6 +56,8 @@ class LoraSettings {
   // is no part of LoRA, unless modules are saved whole.
   AdapterKey parse_key(std::string_view name, const std::string& source) const;
   const std::vector<std::string>& target_parameters() const { return target_parameters_; }
+  // The rows of an embedding whose values the adapter has. Throws Error(kCorrupt).
+  std::vector<std::int64_t> token_indices(const std::string& module) const;
 
   // The factor of the product (peft/tuners/lora/layer.py, update_layer) of a module, or of a
   // parameter of experts. Throws Error(kCorrupt) if the settings name another rank.

@@ -137,7 +137,7 @@ class MergeAmendment : public Amendment {
 
   std::int64_t num_tensors() const {
     const auto changes = [](const auto& weights) {
-      return std::ranges::any_of(weights, [](const auto& one) { return one->adapted.rank > 0; });
+      return std::ranges::any_of(weights, [](const auto& one) { return one->adapted.changes(); });
     };
     return std::ranges::count_if(changing_, changes) + std::ranges::count_if(in_blocks_, changes);
   }
@@ -180,6 +180,7 @@ class MergeAmendment : public Amendment {
   }
 
   void require_fits(const AdaptedTensor& adapted, const distckpt::ModelTensor& tensor) const {
+    if (adapted.whole) return require_plain(tensor);
     const distckpt::Shape shape{adapted.rows, adapted.columns};
     const int rank = tensor.shape.rank();
     const bool is_stack = rank == 3 && adapted.num_experts > 1;
@@ -189,6 +190,10 @@ class MergeAmendment : public Amendment {
             to_string(tensor.shape), name(), to_string(shape));
     if (options_.keep_quantized && distckpt::can_dequantize(tensor.dtype))
       return;  // change_blocks()
+    require_plain(tensor);
+  }
+
+  static void require_plain(const distckpt::ModelTensor& tensor) {
     const bool known =
         tensor.dtype == DType::kF32 || tensor.dtype == DType::kBF16 || tensor.dtype == DType::kF16;
     require(known, ErrorKind::kLayout, "{}: is {}; adapters are merged into bf16, fp16 and fp32",
@@ -243,6 +248,10 @@ class MergeAmendment : public Amendment {
   void amend_weight(ChangingWeight& weight, std::int64_t element, std::span<std::byte> elements) {
     auto values = as_floats(weight.dtype, elements);
     const auto before = values;
+    if (weight.adapted.whole) {
+      const auto own = adapter_->saved_elements(weight.adapted, element, std::ssize(values));
+      return store(weight, before, own, elements);
+    }
     require_base(weight, element, before);
     if (weight.adapted.rank == 0) return;
     const auto change = hold(weight);
@@ -280,8 +289,7 @@ class MergeAmendment : public Amendment {
                     std::int64_t element,
                     const std::vector<float>& found) const {
     if (!weight.adapted.base) return;
-    const auto saved =
-        adapter_->base_elements(weight.adapted, element, static_cast<std::int64_t>(found.size()));
+    const auto saved = adapter_->saved_elements(weight.adapted, element, std::ssize(found));
     require(saved == found, ErrorKind::kLayout,
             "{}: the adapter {} was saved with another weight of the base", weight.adapted.tensor,
             name());

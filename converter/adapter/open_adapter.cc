@@ -41,7 +41,7 @@ PeftTensors read_peft(const fs::path& folder) {
                     .source = (folder / kAdapterWeights).string(),
                     .location = {.root = folder, .folder = folder}};
   found.config = found.settings.text();
-  const auto header = read_adapter_header(folder);
+  const auto header = distckpt::read_safetensors_header(adapter_weights(folder));
   distckpt::add_to_layout(header, folder, found.layout);
   return found;
 }
@@ -118,6 +118,7 @@ class PeftOpener {
         settings_(stored_.settings),
         source_(stored_.source),
         experts_(base_) {
+    settings_.refuse("trainable_token_indices");
     adapter_.config = stored_.config;
     adapter_.task_type = stored_.task_type;
     adapter_.checkpoint.location = stored_.location;

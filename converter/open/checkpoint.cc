@@ -1,9 +1,13 @@
 #include "converter/open/checkpoint.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <span>
+#include <utility>
 
+#include "converter/families/families.h"
+#include "converter/families/hf_config.h"
 #include "converter/families/quantization.h"
 #include "converter/open/formats.h"
 #include "converter/open/hf_opener.h"
@@ -11,6 +15,9 @@
 #include "converter/open/prediction_layers.h"
 #include "distckpt/base/error.h"
 #include "distckpt/elements/cast.h"
+#include "distckpt/formats/safetensors.h"
+#include "distckpt/storage/remote_store.h"
+#include "distckpt/storage/remote_tree.h"
 #include "distckpt/storage/source_tree.h"
 
 namespace ferry::converter {
@@ -30,6 +37,32 @@ fs::path description_of(const Location& location) {
     default:
       return location.folder;
   }
+}
+
+// Tensors of a model without its head get the names that the whole model's have, as transformers
+// loads them into it. Files that are made of them have those.
+void add_base_model_prefix(Stored& stored) {
+  auto& hf = *stored.hf;
+  const auto& family = family_of(parse_hf_config(hf.config_text(), hf.config_source()).family);
+  const auto full_name = [&, &layout = std::as_const(stored.layout)](const std::string& name) {
+    auto full = name_with_prefix(family, name);
+    return full && !layout.find(*full) ? std::move(*full) : name;
+  };
+  const auto has_prefix = [&](const distckpt::TensorLayout& tensor) {
+    return full_name(tensor.name) == tensor.name;
+  };
+  if (std::ranges::all_of(stored.layout.tensors(), has_prefix)) return;
+  distckpt::Layout named;
+  for (const auto& storage : stored.layout.storages()) named.add_storage(storage);
+  for (auto tensor : stored.layout.tensors()) {
+    tensor.name = full_name(tensor.name);
+    named.add_tensor(std::move(tensor));
+  }
+  for (auto& replica : stored.replicas) replica.of = full_name(replica.of);
+  for (auto& name : hf.absent) name = full_name(name);
+  stored.layout = std::move(named);
+  hf.headers.clear();
+  hf.index_text.reset();
 }
 
 }  // namespace
@@ -52,6 +85,7 @@ Checkpoint open(const Location& location, const OpenOptions& options) {
   const distckpt::NotedFiles noted(*files);
   try {
     auto stored = read_stored(location, options);
+    if (!stored.megatron_names) add_base_model_prefix(stored);
     apply_prediction_policy(options.mtp, location, stored);
     auto checkpoint = stored.megatron_names
                           ? open_megatron(location, std::move(stored))
@@ -74,6 +108,25 @@ Checkpoint open(const Location& location, const OpenOptions& options) {
       error.add_context(fmt::format("reading {}", description_of(location).string()));
     throw;
   }
+}
+
+Checkpoint open_file(const fs::path& file) {
+  distckpt::refuse_unknown_address(file);
+  if (distckpt::is_remote(file)) distckpt::RemoteTree::instance().add_root(file);
+  const auto folder = file.parent_path();
+  Checkpoint checkpoint{.location = {.root = file, .folder = folder}};
+  checkpoint.map.family = &family_of("");
+  auto header = distckpt::read_safetensors_header(file);
+  distckpt::add_to_layout(header, folder, checkpoint.layout);
+  for (const auto& stored : checkpoint.layout.tensors()) {
+    const auto index = static_cast<std::uint32_t>(checkpoint.tensors.size());
+    checkpoint.tensors.push_back(
+        {.name = stored.name, .dtype = stored.dtype, .shape = stored.shape});
+    checkpoint.links.links.push_back(distckpt::BoxLink::whole(index, index, stored.shape));
+  }
+  checkpoint.map.tensors = checkpoint.tensors;
+  checkpoint.hf.emplace().headers.push_back(std::move(header));
+  return checkpoint;
 }
 
 std::optional<Quantization> stored_quantization(const fs::path& path) {

@@ -72,6 +72,10 @@ Checkpoint open(const std::filesystem::path& path, const OpenOptions& options = 
 // The same of one that was found already, whatever its tracker says by now.
 Checkpoint open(const Location& location, const OpenOptions& options);
 
+// The tensors of one safetensors file, under the names and in the dtypes that they have there: no
+// model's. `hf` holds its header alone. The caller notes its files (NotedFiles).
+Checkpoint open_file(const std::filesystem::path& file);
+
 // Throws Error(kUsage) if a configuration is named beside a checkpoint's own.
 void refuse_hf_config(const Location& location, const std::filesystem::path& hf_config);
 

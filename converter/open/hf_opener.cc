@@ -65,6 +65,8 @@ class HfOpener {
     }
     for (const auto& name : checkpoint_.hf->absent) require_known(name);
     if (!missing.empty() && !incomplete_) {
+      const bool head_alone =
+          missing.size() == 1 && missing.front() == checkpoint_.map.family->names->output_layer();
       throw Error(
           ErrorKind::kLayout,
           fmt::format("{}: {} is missing{}", checkpoint_.location.folder.string(), missing.front(),
@@ -72,7 +74,9 @@ class HfOpener {
                           ? ""
                           : fmt::format(", and {} other tensor{}", missing.size() - 1,
                                         missing.size() == 2 ? "" : "s")),
-          "the download may be incomplete, or config.json of another model");
+          head_alone ? "files of a model without its head (AutoModel) hold none, and config.json "
+                       "ties none to the embedding (tie_word_embeddings)"
+                     : "the download may be incomplete, or config.json of another model");
     }
     if (found_.size() < checkpoint_.map.tensors.size()) leave_out_missing();
     link_replicas(std::move(replicas_), checkpoint_.layout, checkpoint_.links);

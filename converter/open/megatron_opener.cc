@@ -236,13 +236,16 @@ class MegatronOpener {
 }  // namespace
 
 // Megatron's arguments know nothing of value heads: an output layer with a bias or with fewer rows
-// than the vocabulary is one. Nor do they know of norms behind attention and feed-forward, or over
-// all heads; old ones nothing of a router's bias and gate either.
+// than the vocabulary is one. Nor do they know of norms behind attention and feed-forward, or
+// behind them alone, or over all heads; old ones nothing of a router's bias and gate either.
 void read_from_tensors(const TensorOutline& outline, models::TransformerConfig& config) {
+  bool pre_norm = false;
   for (const auto& [name, shape] : outline) {
     const auto key = language_model_key(name);
     if (key.ends_with(".mlp.router.expert_bias")) config.moe_router_enable_expert_bias = true;
     if (key.ends_with(".mlp.shared_experts.gate_weight")) config.moe_shared_expert_gate = true;
+    pre_norm |=
+        key.ends_with(".linear_qkv.layer_norm_weight") || key.ends_with(".input_layernorm.weight");
     if (key.ends_with(".post_self_attn_layernorm.weight"))
       config.post_norm = models::PostNorm::kOfLayer;
     if (key.ends_with(".linear_proj.post_layernorm.weight"))
@@ -257,6 +260,7 @@ void read_from_tensors(const TensorOutline& outline, models::TransformerConfig& 
       config.head = models::Head::kSequenceClassification;
     config.num_labels = shape[0];
   }
+  if (config.post_norm == models::PostNorm::kOfLayer) config.pre_norm = pre_norm;
   set_family(config, infer_family(config));
 }
 

@@ -78,13 +78,16 @@ ordered_json describe_json(const Checkpoint& checkpoint) {
       {"args", args ? converter::plain_args(*args) : ordered_json(nullptr)},
       {"bridge_layout", layout_name(converter::bridge_layout(checkpoint))},
       {"run_config_problem", nullptr},
+      {"metadata", nullptr},
       {"tensors", ordered_json::array()}};
   if (const auto problem = run_config_problem(checkpoint, converter::bridge_layout(checkpoint)))
     described["run_config_problem"] = *problem;
-  if (checkpoint.hf) {
+  if (checkpoint.hf && !checkpoint.hf->carried.empty()) {
     described["config"] = checkpoint.hf->config_text();
     described["files"] = checkpoint.hf->carried;
   }
+  if (checkpoint.hf && checkpoint.hf->headers.size() == 1)
+    described["metadata"] = checkpoint.hf->headers.front().metadata;
   for (const auto& tensor : checkpoint.tensors) {
     if (tensor.role == distckpt::Role::kWeight || tensor.role == distckpt::Role::kDerived)
       described["tensors"].push_back({tensor.name, short_name(tensor.dtype), list(tensor.shape)});
@@ -133,6 +136,13 @@ PyObject* open_checkpoint(PyObject* /*self*/, PyObject* arguments) {
     Work().run([&] {
       const Options options(options_json);
       distckpt::RemoteTree::instance().forget();  // what it found before
+      if (options.get<bool>("is_file")) {
+        const auto files = std::make_shared<distckpt::SourceFiles>();
+        const distckpt::NotedFiles noted(*files);
+        checkpoint = std::make_shared<Checkpoint>(converter::open_file(options.path("path")));
+        checkpoint->files = files;
+        return;
+      }
       checkpoint = std::make_shared<Checkpoint>(converter::open(
           options.path("path"), {.iteration = options.iteration(),
                                  .hf_config = options.path("hf_config"),

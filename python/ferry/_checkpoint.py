@@ -71,6 +71,7 @@ class Checkpoint:
         if found["is_chosen"]:  # by a tracker, perhaps, which may name another one later
             self._options = {**options, "iteration": self.iteration}
         self.config = None if found["config"] is None else json.loads(found["config"])
+        self._metadata: Optional[Dict[str, str]] = found["metadata"]
         self._vocab_size: int = found["vocab_size"]
         self.args, self.files = found["args"], found["files"]
         self._bridge_layout: str = found["bridge_layout"]
@@ -237,9 +238,13 @@ def open(path: Path, *, iteration: Union[int, str, None] = None, hf_config: Opti
     Raises:
         Error: for everything that is not exactly what the configuration says: tensors that are missing, surplus or of another shape are named
     """
-    options = dict(path=_placed(path), iteration=None if iteration is None else str(iteration), keep_quantized=keep_quantized,
-                   hf_config=None if hf_config is None else _placed(hf_config))
-    return Checkpoint(_ferry.open_checkpoint(plain(dict(options))), options)
+    return _open_again(dict(path=_placed(path), iteration=None if iteration is None else str(iteration), keep_quantized=keep_quantized,
+                            hf_config=None if hf_config is None else _placed(hf_config), is_file=False))
+
+
+def open_file(path: Path) -> Checkpoint:
+    """Opens one safetensors file: its tensors as they are stored, whatever else is beside it."""
+    return _open_again(dict(path=_placed(path), iteration=None, keep_quantized=False, hf_config=None, is_file=True))
 
 
 def _placed(path: Path) -> Any:
@@ -266,4 +271,4 @@ def opened(checkpoint: Union[Checkpoint, Path], *, iteration: Union[int, str, No
 
 
 def _open_again(options: Dict[str, Any]) -> Checkpoint:
-    return open(**options)
+    return Checkpoint(_ferry.open_checkpoint(plain(dict(options))), options)

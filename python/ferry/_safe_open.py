@@ -7,7 +7,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, Dict, Generic, Iterator, List, Literal, Optional, Tuple, TypeVar, Union, cast, overload
 
 from ._arguments import Iteration, Path
-from ._checkpoint import Checkpoint, TensorInfo, opened
+from ._checkpoint import Checkpoint, TensorInfo, open_file, opened
 from ._errors import Error
 from ._reports import inspect
 from ._tensor import Tensor, item_size
@@ -152,7 +152,7 @@ class safe_open(Generic[Given]):
     keys(), or nearly so, are read ahead, up to 768 MiB of them; a part, or a tensor out of that order, costs a look at the whole model.
 
     Args:
-        filename: a folder or address, as in open(), or an opened Checkpoint
+        filename: a folder or address, as in open(), an opened Checkpoint, or a safetensors file, of which the tensors are there as they are stored
         framework: "pt" for tensors of torch, "np" for arrays of NumPy (bf16 by the package ml_dtypes)
         device: of torch, where tensors go
         backend: has no effect; safetensors has it
@@ -181,7 +181,11 @@ class safe_open(Generic[Given]):
         if _FRAMEWORKS[framework] == "np" and device != "cpu":
             raise Error("usage", f"device={device}: an array of NumPy is on the host")
         self._framework, self._device = _FRAMEWORKS[framework], device
-        checkpoint = opened(filename, iteration=iteration, hf_config=hf_config, keep_quantized=keep_quantized)
+        self._is_file = not isinstance(filename, Checkpoint) and os.fspath(filename).endswith(".safetensors") and not os.path.isdir(filename)
+        if self._is_file and (iteration is not None or hf_config is not None):
+            raise Error("usage", f"{os.fspath(cast(Path, filename))}: is a file, of which iteration and hf_config choose nothing")
+        checkpoint = open_file(cast(Path, filename)) if self._is_file else opened(filename, iteration=iteration, hf_config=hf_config,
+                                                                                  keep_quantized=keep_quantized)
         self._checkpoint: Optional[Checkpoint] = checkpoint
         self._infos = {info.name: info for info in checkpoint.infos()}
         self._window: Optional[_Window] = _Window(checkpoint, self._infos)
@@ -200,16 +204,16 @@ class safe_open(Generic[Given]):
     def offset_keys(self) -> List[str]:
         """The names in the order of the files where they are Hugging Face's, else in that of keys()."""
         checkpoint = self._open()
-        if checkpoint.format != "huggingface":
+        if self._is_file or checkpoint.format != "huggingface":
             return list(self._infos)
         stored = inspect(checkpoint.path).tensors
         place = {tensor.name: (tensor.chunks[0].file, tensor.chunks[0].offset) for tensor in stored if tensor.chunks}
         return sorted(self._infos, key=lambda name: place.get(name, ("", 0)))
 
     def metadata(self) -> Optional[Dict[str, str]]:
-        """{"format": "pt"}, which transformers asks a file for."""
-        self._open()
-        return {"format": "pt"}
+        """The metadata of a file; of a checkpoint {"format": "pt"}, which transformers asks for."""
+        checkpoint = self._open()
+        return (checkpoint._metadata or None) if self._is_file else {"format": "pt"}
 
     def get_tensor(self, name: str) -> Given:
         """-> the tensor [*shape], of its own memory
@@ -275,7 +279,7 @@ def load_file(filename: Union[Path, Checkpoint], device: Union[str, int] = "cpu"
     Args: as those of safe_open
 
     Returns:
-        {Hugging Face name: tensor [*shape]} of the whole model
+        {Hugging Face name: tensor [*shape]} of the whole model, or of the file
     """
     with safe_open(filename, framework, device, iteration=iteration, hf_config=hf_config, keep_quantized=keep_quantized) as opened_file:
         return opened_file.get_tensors()

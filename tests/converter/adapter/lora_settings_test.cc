@@ -3,8 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "distckpt/storage/file_io.h"
 #include "tests/support/expect.h"
@@ -111,8 +113,22 @@ TEST(LoraSettings, ATensorSavedWholeIsAModuleWithoutParts) {
   EXPECT_EQ(key.part, "");
 }
 
+TEST(LoraSettings, TokensAreThoseOfTheEmbeddingOrOfAModuleByName) {
+  constexpr std::string_view kKey =
+      "base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta";
+  const auto settings = settings_of(R"(, "trainable_token_indices": [7, 3])");
+  const auto key = settings.parse_key(kKey, "file");
+  EXPECT_EQ(key.module, "model.embed_tokens");
+  EXPECT_EQ(key.part, kTokenRows);
+  EXPECT_EQ(settings.token_indices(key.module), (std::vector<std::int64_t>{7, 3}));
+  const auto named = settings_of(R"(, "trainable_token_indices": {"lm_head": [5]})");
+  EXPECT_EQ(named.token_indices("lm_head"), std::vector<std::int64_t>{5});
+  EXPECT_TRUE(fails(ErrorKind::kCorrupt, {"null is no list of tokens of model.embed_tokens"},
+                    [&] { named.token_indices(key.module); }));
+}
+
 TEST(LoraSettings, RefuseAdaptersOfOtherKinds) {
-  EXPECT_TRUE(fails(ErrorKind::kLayout, {"fan_in_fan_out", "not merged"},
+  EXPECT_TRUE(fails(ErrorKind::kLayout, {"fan_in_fan_out", "not handled"},
                     [] { settings_of(R"(, "fan_in_fan_out": true)"); }));
   EXPECT_TRUE(
       fails(ErrorKind::kLayout, {"bias", "all"}, [] { settings_of(R"(, "bias": "all")"); }));

@@ -151,7 +151,7 @@ def test_changes_too_small_for_bf16_are_counted(work):
     assert report["vanished"] > 0.9 * report["elements"] and report["changed"] < 0.1 * report["elements"]
 
 
-@pytest.mark.parametrize("setting, value", [("modules_to_save", ["lm_head"]), ("bias", "all"), ("fan_in_fan_out", True),
+@pytest.mark.parametrize("setting, value", [("layer_replication", [[0, 1]]), ("bias", "all"), ("fan_in_fan_out", True),
                                             ("peft_type", "IA3"), ("lora_bias", True), ("lora_alpha", 0), ("r", 3), ("use_bdlora", {"nblocks": 2})])
 def test_settings_that_are_not_merged_are_named(work, setting, value):
     write_hf(work / "base", CONFIG, random_tensors(llama_shapes(CONFIG)))

@@ -95,3 +95,13 @@ def test_threads_of_python_run_while_a_server_does_not_answer(work):
     with serve_files(DATA) as server, ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda _: ferry.open(f"{server.url}/hf_llama/hf").family, range(16)))
     assert found == ["llama"] * 16
+
+
+def test_a_file_at_an_address(s3):
+    put(s3, HF, "hf")
+    want = load_file(HF / "model.safetensors")
+    with ferry.safe_open("s3://bucket/hf/model.safetensors", "pt") as opened:
+        assert sorted(opened.keys()) == sorted(want)
+        assert (opened.get_slice("lm_head.weight")[3:5] == want["lm_head.weight"][3:5]).all()
+    found = ferry.load_file("s3://bucket/hf/model.safetensors")
+    assert all((found[name] == want[name]).all() for name in want)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from support import DATA, llama_config, random_tensors, llama_shapes, write_hf
 
@@ -69,6 +69,28 @@ def test_an_index_beyond_the_tensor_raises_as_in_safetensors(pair, index):
             opened.get_slice("model.embed_tokens.weight")[index]
         messages.append(str(error.value))
     assert messages[0] == messages[1]
+
+
+def test_a_file_is_what_safetensors_reads_of_it(work):
+    """One of several, whose keys are no model; one of no model at all, in dtypes that no weight has."""
+    from transformers import AutoModelForCausalLM
+    AutoModelForCausalLM.from_pretrained(HF).save_pretrained(work / "many", max_shard_size="40KB")
+    other = {"z": torch.arange(6).reshape(2, 3), "a.b": torch.tensor([True, False]), "half": torch.ones(3, dtype=torch.float16)}
+    save_file(other, work / "other.safetensors", metadata={"of": "mine"})
+    files = [*sorted((work / "many").glob("model-*.safetensors")), work / "other.safetensors"]
+    assert len(files) > 2
+    for file in files:
+        with safe_open(file, "pt") as theirs, ferry.safe_open(file, "pt") as ours:
+            assert sorted(ours.keys()) == sorted(theirs.keys()) and ours.offset_keys() == theirs.offset_keys() and ours.metadata() == theirs.metadata()
+            assert all(same(ours.get_tensor(name), theirs.get_tensor(name)) for name in theirs.keys())
+            name = ours.keys()[0]
+            assert same(ours.get_slice(name)[:1], theirs.get_slice(name)[:1])
+        found, want = ferry.load_file(str(file)), load_file(file)
+        assert found.keys() == want.keys() and all(same(found[name], want[name]) for name in want)
+    with pytest.raises(ferry.Error, match="hf_config"):
+        ferry.safe_open(files[0], "pt", hf_config=HF)
+    with pytest.raises(ferry.Error, match="not_there"):
+        ferry.safe_open(work / "not_there.safetensors", "pt")
 
 
 def test_offset_keys_of_a_file_are_its_order():
