@@ -7,6 +7,7 @@
 #include <exception>
 #include <utility>
 
+#include "serve/api/chat_prompt.h"
 #include "serve/api/fields.h"
 
 namespace ferry::serve {
@@ -132,7 +133,7 @@ void ApiServer::answer_body(const ExchangePtr& exchange,
                             std::function<Rest(const ordered_json& body)> parse) {
   if (exchange->request().body.size() <= kLargeBody)
     return parse(parse_object(exchange->request().body))(exchange);
-  parsing_.post([this, exchange, parse = std::move(parse)] {
+  background_.post([this, exchange, parse = std::move(parse)] {
     std::exception_ptr error;
     Rest rest;
     try {
@@ -190,8 +191,9 @@ void ApiServer::generate(GenerationRequest request, const ExchangePtr& exchange)
   }
   auto id =
       fmt::format("{}-{:016x}{:016x}", request.is_chat ? "chatcmpl" : "cmpl", random_(), random_());
-  const auto generation = std::make_shared<Generation>(std::move(request), model_, texts_, engine_,
-                                                       exchange, std::move(id));
+  const auto generation = std::make_shared<Generation>(
+      std::move(request), model_, texts_, engine_, exchange, std::move(id),
+      [this](const auto& to, auto make_body) { respond_later(to, std::move(make_body)); });
   num_samples_ += generation->num_samples();
   for (std::size_t i = 0; i < generation->num_prompts(); ++i)
     prompts_[generation->engine_id(i)] = {generation, i};
@@ -202,6 +204,18 @@ void ApiServer::generate(GenerationRequest request, const ExchangePtr& exchange)
     forget(*gone);
   });
   generation->start();
+}
+
+void ApiServer::respond_later(const ExchangePtr& exchange, std::function<std::string()> make_body) {
+  background_.post([this, exchange, make_body = std::move(make_body)] {
+    const auto response = std::make_shared<HttpResponse>();
+    try {
+      response->body = make_body();
+    } catch (const std::exception& error) {
+      *response = {.status = 500, .body = ApiError(500, error.what()).body()};
+    }
+    http_.post([exchange, response] { exchange->respond(std::move(*response)); });
+  });
 }
 
 void ApiServer::forget(const Generation& generation) {

@@ -1,5 +1,6 @@
 // The HTTP API: OpenAI's endpoints, vLLM's additions, and control of the engine. One thread parses,
-// tokenizes and writes, another one parses large bodies; the engine runs on others (EngineFleet).
+// tokenizes and writes, another one does so with what is large; the engine runs on others
+// (EngineFleet).
 #pragma once
 
 #include <chrono>
@@ -93,6 +94,7 @@ class ApiServer {
   EngineFleet::Done when_done(const ExchangePtr& exchange);
 
   void generate(GenerationRequest request, const ExchangePtr& exchange);
+  void respond_later(const ExchangePtr& exchange, std::function<std::string()> make_body);
   void take(std::size_t engine,
             std::vector<rollout::RequestOutput> outputs,
             const EngineStatus& status);
@@ -112,7 +114,7 @@ class ApiServer {
   bool is_stopping_ = false;
   std::int64_t created_;
   HttpServer http_;
-  Background parsing_;  // of large bodies; ends before what it uses
+  Background background_;  // parses and writes large bodies; ends before what it uses
 };
 
 }  // namespace ferry::serve

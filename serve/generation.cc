@@ -13,6 +13,16 @@ using rollout::FinishReason;
 
 namespace {
 
+// Log-probabilities that are written in a few milliseconds, in which no other client is served.
+constexpr std::int64_t kFewLogprobs = 4096;
+
+std::int64_t num_prompt_logprobs(const GenerationRequest& request) {
+  if (!request.params.prompt_logprobs) return 0;
+  std::int64_t count = 0;
+  for (const auto& prompt : request.prompts) count += static_cast<std::int64_t>(prompt.size());
+  return count * (1 + *request.params.prompt_logprobs) * request.params.n;
+}
+
 double seconds_between(Generation::Clock::time_point begin, Generation::Clock::time_point end) {
   return std::chrono::duration<double>(end - begin).count();
 }
@@ -24,12 +34,16 @@ Generation::Generation(GenerationRequest request,
                        TokenTexts& texts,
                        EngineFleet& engine,
                        std::shared_ptr<Exchange> exchange,
-                       std::string id)
+                       std::string id,
+                       RespondLater respond_later)
     : request_(std::move(request)),
       engine_(engine),
       exchange_(std::move(exchange)),
       id_(std::move(id)),
-      writer_(request_, model, texts, id_, std::time(nullptr)),
+      respond_later_(std::move(respond_later)),
+      is_long_(num_prompt_logprobs(request_) > kFewLogprobs),
+      own_texts_(model.tokenizer),
+      writer_(request_, model, is_long_ ? own_texts_ : texts, id_, std::time(nullptr)),
       prompt_logprobs_(request_.prompts.size()),
       is_answered_(request_.prompts.size(), false) {
   samples_.reserve(static_cast<std::size_t>(request_.num_samples()));
@@ -45,8 +59,8 @@ Generation::Generation(GenerationRequest request,
                 .skip_special_tokens = request_.skip_special_tokens,
                 .include_stop_str_in_output = request_.include_stop_str_in_output})});
       samples_.back().part.index = index;
-      if (request_.tool_format)
-        samples_.back().tool_calls.emplace(*request_.tool_format, request_.tools);
+      if (request_.tool_format || request_.thoughts)
+        samples_.back().answer.emplace(request_.thoughts, request_.tool_format, request_.tools);
     }
   }
 }
@@ -144,12 +158,12 @@ void Generation::count_tokens(Sample& sample, std::size_t num_tokens, EngineMetr
   metrics.generation_tokens += static_cast<std::int64_t>(num_tokens);
 }
 
-// Takes calls of tools out of the part's text.
-void Generation::find_calls(Sample& sample, SamplePart& part) const {
-  if (!sample.tool_calls) return;
-  auto found = sample.tool_calls->take(part.text);
+// Takes thoughts and calls of tools out of the part's text.
+void Generation::read_answer(Sample& sample, SamplePart& part) const {
+  if (!sample.answer) return;
+  auto found = sample.answer->take(part.text);
   if (part.finish_reason != FinishReason::kNone) {
-    auto rest = sample.tool_calls->finish();
+    auto rest = sample.answer->finish();
     found.content += rest.content;
     found.reasoning += rest.reasoning;
     std::ranges::move(rest.calls, std::back_inserter(found.calls));
@@ -159,7 +173,7 @@ void Generation::find_calls(Sample& sample, SamplePart& part) const {
                                                         : 0;
   found.calls.resize(std::min(found.calls.size(), most));
   part.text = std::move(found.content);
-  part.reasoning = std::move(found.reasoning);
+  if (request_.include_reasoning) part.reasoning = std::move(found.reasoning);
   part.calls = std::move(found.calls);
   part.first_call = sample.num_calls;
   sample.num_calls += part.calls.size();
@@ -178,7 +192,7 @@ Usage Generation::usage_of(const Sample& sample) const {
 void Generation::give(Sample& sample, SamplePart part, EngineMetrics& metrics) {
   auto& whole = sample.part;
   part.index = whole.index;
-  find_calls(sample, part);
+  read_answer(sample, part);
   if (part.finish_reason != FinishReason::kNone) {
     sample.is_over = true;
     ++num_over_;
@@ -213,10 +227,15 @@ void Generation::finish(std::int64_t version, EngineMetrics& metrics) {
   metrics.request_prompt_tokens.add(static_cast<double>(usage_.prompt_tokens));
   metrics.request_generation_tokens.add(static_cast<double>(usage_.completion_tokens));
   if (!request_.stream) {
-    std::vector<SamplePart> parts;
-    for (auto& sample : samples_) parts.push_back(std::move(sample.part));
-    return exchange_->respond(
-        {.body = writer_.whole(std::move(parts), usage_, version, std::move(prompt_logprobs_))});
+    // A request that is over is this function's alone.
+    const auto make_body = [self = shared_from_this(), version] {
+      std::vector<SamplePart> parts;
+      for (auto& sample : self->samples_) parts.push_back(std::move(sample.part));
+      return self->writer_.whole(std::move(parts), self->usage_, version,
+                                 std::move(self->prompt_logprobs_));
+    };
+    if (is_long_) return respond_later_(exchange_, make_body);
+    return exchange_->respond({.body = make_body()});
   }
   if (request_.include_usage) write_event(writer_.usage_chunk(usage_));
   write_event("[DONE]");

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -11,6 +12,7 @@
 
 #include "rollout/request_output.h"
 #include "rollout/sample_text.h"
+#include "rollout/text/answer_reader.h"
 #include "serve/api/choices.h"
 #include "serve/api/generation_request.h"
 #include "serve/engine_fleet.h"
@@ -19,17 +21,21 @@
 
 namespace ferry::serve {
 
-class Generation {
+class Generation : public std::enable_shared_from_this<Generation> {
  public:
   using Clock = std::chrono::steady_clock;
+  // Makes a body on another thread, and responds with it.
+  using RespondLater = std::function<void(std::shared_ptr<Exchange> exchange,
+                                          std::function<std::string()> make_body)>;
 
-  // `id`: of the answer. The other arguments outlive this.
+  // `id`: of the answer; `respond_later`: for one that is long. The other arguments outlive this.
   Generation(GenerationRequest request,
              const ServedModel& model,
              TokenTexts& texts,
              EngineFleet& engine,
              std::shared_ptr<Exchange> exchange,
-             std::string id);
+             std::string id,
+             RespondLater respond_later);
 
   std::size_t num_prompts() const { return request_.prompts.size(); }
   std::string engine_id(std::size_t prompt) const;  // of the engine's request for a prompt
@@ -52,7 +58,7 @@ class Generation {
   struct Sample {
     rollout::SampleText text;
     SamplePart part{};  // so far, unless the answer is a stream
-    std::optional<rollout::text::ToolCallParser> tool_calls{};
+    std::optional<rollout::text::AnswerReader> answer{};
     std::size_t num_calls = 0;
     std::int64_t num_tokens = 0;
     bool has_begun = false;  // the client has a part of it
@@ -68,7 +74,7 @@ class Generation {
   void count_tokens(Sample& sample, std::size_t num_tokens, EngineMetrics& metrics);
   std::size_t prompt_of(const Sample& sample) const;
   Usage usage_of(const Sample& sample) const;
-  void find_calls(Sample& sample, SamplePart& part) const;
+  void read_answer(Sample& sample, SamplePart& part) const;
   void give(Sample& sample, SamplePart part, EngineMetrics& metrics);
   ordered_json stop_reason_of(const rollout::SampleText::Part& part) const;
   void write_event(const std::string& json);
@@ -78,6 +84,9 @@ class Generation {
   EngineFleet& engine_;
   std::shared_ptr<Exchange> exchange_;
   std::string id_;
+  RespondLater respond_later_;
+  bool is_long_;          // the answer takes long to write
+  TokenTexts own_texts_;  // of one that is long: another thread writes it
   AnswerWriter writer_;
   std::vector<Sample> samples_;
   std::vector<PromptLogprobs> prompt_logprobs_;

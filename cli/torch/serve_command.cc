@@ -33,6 +33,7 @@ struct ServeFlags {
   std::string name{};
   std::string max_body = "32MiB";
   std::string tool_call_parser = "auto";
+  std::string reasoning_parser{};
   std::int64_t max_images = serve::ServedImages{}.max_images;
   std::int64_t max_image_pixels = std::int64_t{1} << 26;
   std::string allowed_local_media_path{};
@@ -54,7 +55,7 @@ void check_model_has(const CLI::App& command,
                  .options = {"--max-images", "--max-image-pixels", "--allowed-local-media-path"},
                  .why = "images of this model are not computed"},
                 {.here = model.tokenizer() == nullptr,
-                 .options = {"--tool-call-parser"},
+                 .options = {"--tool-call-parser", "--reasoning-parser"},
                  .why = "the model has no tokenizer, and its answers no text"}});
 }
 
@@ -63,6 +64,18 @@ std::optional<rollout::text::ToolFormat> tool_format(const ServeFlags& flags,
   if (flags.tool_call_parser != "auto") return rollout::text::tool_format(flags.tool_call_parser);
   const auto found = model.find_chat_template(true);
   return found ? rollout::text::tool_format_of_template(found->text()) : std::nullopt;
+}
+
+std::optional<rollout::text::ReasoningFormat> reasoning_format(
+    const ServeFlags& flags, std::optional<rollout::text::ToolFormat> calls) {
+  const auto format = rollout::text::reasoning_format(flags.reasoning_parser);
+  const bool has_channels = calls && rollout::text::has_channels(*calls);
+  require(
+      !format || format->on_channel() == has_channels, ErrorKind::kUsage,
+      "--reasoning-parser {}: answers of the model {} on channels, as --tool-call-parser openai "
+      "reads them",
+      flags.reasoning_parser, has_channels ? "are" : "are not");
+  return has_channels ? std::nullopt : format;
 }
 
 std::shared_ptr<serve::DecodedImages> decoded_images(const ServeFlags& flags,
@@ -89,6 +102,7 @@ serve::ServedModel served_model(const ServeFlags& flags,
                                 const rollout::EngineOptions& engine,
                                 std::int64_t longest,
                                 const std::shared_ptr<serve::DecodedImages>& images) {
+  const auto calls = tool_format(flags, model);
   return {.name = flags.name.empty() ? flags.rollout.checkpoint : flags.name,
           .root = flags.rollout.checkpoint,
           .max_model_len = longest,
@@ -98,7 +112,8 @@ serve::ServedModel served_model(const ServeFlags& flags,
           .tokenizer = model.tokenizer(),
           .chat_template = model.find_chat_template(false),
           .tool_template = model.find_chat_template(true),
-          .tool_format = tool_format(flags, model),
+          .tool_format = calls,
+          .reasoning = reasoning_format(flags, calls),
           .images = served_images(flags, images)};
 }
 
@@ -269,6 +284,9 @@ void add_serve(CLI::App& app) {
         return names;
       }()))
       ->capture_default_str();
+  add("--reasoning-parser", flags->reasoning_parser,
+      "How the model writes thoughts, which become the reasoning of a chat. Default: content")
+      ->check(CLI::IsMember(rollout::text::reasoning_format_names()));
   add("--max-connections", flags->server.max_connections, "Connections at a time, at most")
       ->check(at_least(1))
       ->capture_default_str();

@@ -13,7 +13,7 @@ constexpr std::string_view kStartOfMessage = "<|start|>", kChannel = "<|channel|
                            kEndOfHeader = "<|message|>";
 constexpr std::array<std::string_view, 3> kHeaderOpenings{kStartOfMessage, kChannel, "to="};
 // The last one ends no message: another begins where the end is missing.
-constexpr std::array<std::string_view, 4> kEndsOfMessages{"<|end|>", "<|call|>", "<|return|>",
+constexpr std::array<std::string_view, 4> kEndsOfMessages{kEndOfMessage, "<|call|>", "<|return|>",
                                                           kStartOfMessage};
 
 struct FoundEnd {

@@ -18,10 +18,13 @@
 
 namespace ferry::rollout::text {
 
+// Ends a message that another one follows.
+inline constexpr std::string_view kEndOfMessage = "<|end|>";
+
 // A part of an answer.
 struct AnswerPart {
   std::string content{};    // text that belongs to no call
-  std::string reasoning{};  // kOpenAi: of the channel analysis
+  std::string reasoning{};  // thoughts; of kOpenAi the channel analysis
   std::vector<ToolCall> calls{};
 };
 

@@ -172,14 +172,23 @@ void visit_wide_integers(std::string_view json, const WideIntegerFinder::Visit& 
   ordered_json::sax_parse(json, &finder);
 }
 
-ordered_json parse_exact_json(std::string_view json) {
-  auto value = parse_shallow_json(json);
-  if (value.is_discarded()) return value;
+void keep_wide_integers(std::string_view json,
+                        ordered_json& value,
+                        const std::vector<std::string>& members) {
   visit_wide_integers(json, [&](const WideIntegerPlace& place) {
+    const bool is_asked =
+        members.empty() ||
+        (!place.path.empty() && std::ranges::find(members, place.path.front()) != members.end());
+    if (!is_asked) return true;
     auto* const at = value_at(value, place.path);
     if (at != nullptr && at->is_number_float()) *at = wide_integer(place.digits);
     return true;
   });
+}
+
+ordered_json parse_exact_json(std::string_view json) {
+  auto value = parse_shallow_json(json);
+  if (!value.is_discarded()) keep_wide_integers(json, value);
   return value;
 }
 

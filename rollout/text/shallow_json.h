@@ -32,6 +32,12 @@ struct WideIntegerPlace {
 void visit_wide_integers(std::string_view json,
                          const std::function<bool(const WideIntegerPlace& place)>& visit);
 
+// Puts wide_integer()s into the value of a JSON text, into those `members` of it alone if any are
+// named.
+void keep_wide_integers(std::string_view json,
+                        nlohmann::ordered_json& value,
+                        const std::vector<std::string>& members = {});
+
 // The same as parse_shallow_json, but each of them is a wide_integer().
 nlohmann::ordered_json parse_exact_json(std::string_view json);
 

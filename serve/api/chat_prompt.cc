@@ -46,19 +46,16 @@ ordered_json content_of(const ordered_json& content, const std::string& param, b
 }
 
 // Templates want a call's arguments as an object; the API has them as text.
-void parse_arguments(ordered_json& message, const std::string& path) {
+void parse_arguments(ordered_json& message) {
   const auto calls = message.find("tool_calls");
   if (calls == message.end() || !calls->is_array()) return;
-  for (std::size_t i = 0; i < calls->size(); ++i) {
-    auto& call = (*calls)[i];
+  for (auto& call : *calls) {
     if (!call.is_object() || !call.contains("function") || !call["function"].is_object()) continue;
     auto& function = call["function"];
     if (!function.contains("arguments") || !function["arguments"].is_string()) continue;
     const auto text = function["arguments"].get<std::string>();
-    auto arguments = rollout::text::parse_shallow_json(text.empty() ? "{}" : text);
-    if (!arguments.is_object()) continue;
-    refuse_wide_integers(text, fmt::format("{}tool_calls.{}.function.arguments.", path, i));
-    function["arguments"] = std::move(arguments);
+    auto arguments = rollout::text::parse_exact_json(text.empty() ? "{}" : text);
+    if (arguments.is_object()) function["arguments"] = std::move(arguments);
   }
 }
 
@@ -89,7 +86,7 @@ ordered_json chat_messages(const ordered_json& body, bool sees) {
     auto message = (*given)[i];
     message["content"] =
         content_of(message.value("content", ordered_json()), param + "content", sees);
-    parse_arguments(message, param);
+    parse_arguments(message);
     name_reasoning(message);
     messages.push_back(std::move(message));
   }

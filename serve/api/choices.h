@@ -17,7 +17,7 @@ namespace ferry::serve {
 struct SamplePart {
   std::int64_t index = 0;  // among all samples of the request
   std::string text{};
-  std::string reasoning{};  // of a model whose answers have channels
+  std::string reasoning{};
   std::vector<rollout::text::ToolCall> calls{};
   std::size_t first_call = 0;  // the number of calls in parts before
   std::vector<rollout::TokenOutput> tokens{};

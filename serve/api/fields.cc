@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <limits>
 #include <utility>
 
@@ -29,25 +28,14 @@ ordered_json parse_object(std::string_view text) {
   try {
     auto value = distckpt::parse_ordered_json(text, "the body");
     if (value.is_object()) {
-      refuse_wide_integers(text, "", {"messages", "tools", "documents", "chat_template_kwargs"});
+      rollout::text::keep_wide_integers(text, value,
+                                        {"messages", "tools", "documents", "chat_template_kwargs"});
       return value;
     }
   } catch (const Error& error) {
     throw ApiError(400, error.what());
   }
   throw ApiError(400, "the body is no JSON object");
-}
-
-void refuse_wide_integers(std::string_view json,
-                          const std::string& path,
-                          const std::vector<std::string>& members) {
-  rollout::text::visit_wide_integers(json, [&](const rollout::text::WideIntegerPlace& place) {
-    const auto& steps = place.path;
-    if (!members.empty() && std::ranges::find(members, steps.front()) == members.end()) return true;
-    const auto param = fmt::format("{}{}", path, fmt::join(steps, "."));
-    throw ApiError(
-        400, fmt::format("{}: {} has more than 64 bits", param, place.digits.substr(0, 40)), param);
-  });
 }
 
 Fields::Fields(const ordered_json& object, std::string path)

@@ -12,14 +12,9 @@
 namespace ferry::serve {
 
 // Throws ApiError 400 if the text is no JSON object, or nested so deeply that reading it by
-// recursion would be unsafe, or has an integer of more than 64 bits where a chat template sees it.
+// recursion would be unsafe. Integers of more than 64 bits are wide_integer()s (shallow_json.h)
+// where a chat template sees them.
 ordered_json parse_object(std::string_view text);
-
-// Throws ApiError 400 naming an integer of more than 64 bits in a JSON text, or in those `members`
-// of it alone: templates would see another number.
-void refuse_wide_integers(std::string_view json,
-                          const std::string& path,
-                          const std::vector<std::string>& members = {});
 
 class Fields {
  public:

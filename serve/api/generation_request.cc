@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <charconv>
+#include <span>
 #include <string_view>
 #include <utility>
 
@@ -147,7 +149,6 @@ GenerationRequest read_common(const ordered_json& body, const ServedModel& model
   read_allowed_tokens(fields, model, request.params);
   read_bad_words(fields, model, request.params);
   if (!request.params.stop.empty()) model.require_tokenizer("stop");
-  if (const auto format = requested_format(fields)) hold_to(*format, model, request);
   return request;
 }
 
@@ -275,12 +276,44 @@ std::optional<std::string> forced_call(const Fields& fields) {
   return name;
 }
 
+// The end of a text that a template writes behind the last message, in tokens at most.
+constexpr std::size_t kGenerationPrompt = 16;
+
+std::optional<bool> may_think(const Fields& fields) {
+  const auto* const variables = fields.find("chat_template_kwargs");
+  if (variables == nullptr) return std::nullopt;
+  std::optional<bool> found;
+  for (const char* name : {"enable_thinking", "thinking"})
+    if (const auto given = variables->find(name); given != variables->end() && given->is_boolean())
+      found = found.value_or(false) || *given == true;
+  return found;
+}
+
+void read_thoughts(const Fields& fields, const ServedModel& model, GenerationRequest& request) {
+  fields.read("include_reasoning", request.include_reasoning);
+  if (!model.reasoning) return;
+  const auto& tokenizer = model.require_tokenizer("messages");
+  bool is_answer = false;
+  fields.read("continue_final_message", is_answer);
+  const std::vector<rollout::text::TokenId> prompt(request.prompts[0].begin(),
+                                                   request.prompts[0].end());
+  const auto size = is_answer ? prompt.size() : std::min(prompt.size(), kGenerationPrompt);
+  const auto text = tokenizer.decode(std::span(prompt).last(size), {.skip_special_tokens = false});
+  request.thoughts = rollout::text::thoughts_behind(
+      {.text = text, .is_answer = is_answer, .may_think = may_think(fields)}, *model.reasoning);
+  // Their markers are found in the text.
+  const std::array marker{tokenizer.token_to_id(model.reasoning->end)};
+  if (marker[0] != rollout::text::kNoToken && tokenizer.decode(marker).empty())
+    request.skip_special_tokens = false;
+}
+
 // Calls are found unless the request says "none".
 void read_tools(const Fields& fields, const ServedModel& model, GenerationRequest& request) {
   if (model.has_channels()) {
     request.tool_format = model.tool_format;
     request.skip_special_tokens = false;
   }
+  if (const auto format = requested_format(fields)) hold_to(*format, model, request);
   auto tools = tools_of(fields);
   const auto* const choice = fields.find("tool_choice");
   const auto forced = forced_call(fields);
@@ -311,6 +344,7 @@ void read_tools(const Fields& fields, const ServedModel& model, GenerationReques
 GenerationRequest parse_completion(const ordered_json& body, const ServedModel& model) {
   auto request = read_common(body, model);
   const Fields fields(body);
+  if (const auto format = requested_format(fields)) hold_to(*format, model, request);
   if (fields.has("prompt_token_ids")) {
     fields.read("prompt_token_ids", request.prompts.emplace_back());
   } else {
@@ -345,6 +379,7 @@ GenerationRequest parse_chat_completion(const ordered_json& body, const ServedMo
   bool echo = false;
   fields.read("echo", echo);
   if (echo) fields.refuse("echo", "is not supported in chats");
+  read_thoughts(fields, model, request);
   read_tools(fields, model, request);
   bool logprobs = false;
   std::int64_t most = 0;

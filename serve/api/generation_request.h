@@ -30,7 +30,9 @@ struct GenerationRequest {
   bool draws_nothing = false;         // answers are these alone
   std::optional<rollout::text::ToolFormat> tool_format{};  // of calls to find in the answer
   ordered_json tools{};
-  bool parallel_tool_calls = true;  // an answer may have several
+  std::optional<rollout::text::Thoughts> thoughts{};  // that answers begin with
+  bool include_reasoning = true;                      // answers have them
+  bool parallel_tool_calls = true;                    // an answer may have several
 
   std::int64_t num_samples() const { return static_cast<std::int64_t>(prompts.size()) * params.n; }
 };

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "rollout/text/chat_template.h"
+#include "rollout/text/reasoning_format.h"
 #include "rollout/text/tokenizer/tokenizer.h"
 #include "rollout/text/tool_calls.h"
 
@@ -38,6 +39,7 @@ struct ServedModel {
   std::optional<rollout::text::ChatTemplate> chat_template{};
   std::optional<rollout::text::ChatTemplate> tool_template{};  // for requests with tools
   std::optional<rollout::text::ToolFormat> tool_format{};      // of calls in answers
+  std::optional<rollout::text::ReasoningFormat> reasoning{};   // of thoughts in answers
   std::optional<ServedImages> images{};                        // nothing: they are refused
 
   // Throws ApiError 400 if there is none.

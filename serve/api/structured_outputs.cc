@@ -17,6 +17,8 @@ namespace ferry::serve {
 using rollout::text::ToolFormat;
 namespace {
 
+constexpr const char* kTools = "tools";  // the field that has calls
+
 // A schema, or its JSON text.
 ordered_json schema_of(const Fields& fields, const char* name) {
   const auto& given = *fields.find(name);
@@ -118,14 +120,6 @@ CallFormat frame_of(ToolFormat format) {
   return {.separator = "\n"};
 }
 
-// GPT-OSS may reason before it calls. The end of a call, <|call|>, is a token that ends the answer.
-ordered_json channels_format(const ordered_json& call) {
-  auto reasoning = sequence_of({text_format("<|channel|>analysis<|message|>"),
-                                {{"type", "any_text"}, {"exclude", "<|end|>"}},
-                                text_format("<|end|><|start|>assistant")});
-  return sequence_of({{{"type", "optional"}, {"content", std::move(reasoning)}}, call});
-}
-
 ordered_json format_of_call(ToolFormat format, const ordered_json& function) {
   const auto name = function.at("name").get<std::string>();
   const auto quoted = dump(name);
@@ -184,6 +178,32 @@ ordered_json format_of_call(ToolFormat format, const ordered_json& function) {
   }
   return around(fmt::format("<tool_call>\n{{\"name\": {}, \"arguments\": ", quoted),
                 schema_format(schema), "}\n</tool_call>");
+}
+
+// ---- thoughts before an answer ------------------------------------------------------------------
+
+ordered_json optional_format(ordered_json content) {
+  return {{"type", "optional"}, {"content", std::move(content)}};
+}
+
+ordered_json any_text_up_to(std::string_view end) {
+  return sequence_of({{{"type", "any_text"}, {"exclude", end}}, text_format(std::string(end))});
+}
+
+// GPT-OSS may reason on a channel of its own; calls name theirs.
+ordered_json behind_analysis(ordered_json format, bool is_call) {
+  auto reasoning = sequence_of({text_format("<|channel|>analysis<|message|>"),
+                                any_text_up_to("<|end|>"), text_format("<|start|>assistant")});
+  if (!is_call)
+    format = sequence_of({text_format("<|channel|>final<|message|>"), std::move(format)});
+  return sequence_of({optional_format(std::move(reasoning)), std::move(format)});
+}
+
+ordered_json behind_thoughts(ordered_json format, const rollout::text::Thoughts& thoughts) {
+  const auto begin = text_format(std::string(thoughts.format.begin));
+  const auto rest = any_text_up_to(thoughts.format.end);
+  if (thoughts.are_certain) return sequence_of({optional_format(begin), rest, std::move(format)});
+  return sequence_of({optional_format(sequence_of({begin, rest})), std::move(format)});
 }
 
 // ---- what ends an answer -----------------------------------------------------------------------
@@ -251,7 +271,7 @@ RequestedFormat format_of_calls(ToolFormat format,
         tool.is_object() ? tool.value("function", ordered_json()) : ordered_json();
     const auto given =
         function.is_object() ? function.value("name", ordered_json()) : ordered_json();
-    if (!given.is_string()) throw ApiError(400, "tools: a function has no name", "tools");
+    if (!given.is_string()) throw ApiError(400, "tools: a function has no name", kTools);
     if (name.empty() || given == name) ways.push_back(format_of_call(format, function));
   }
   if (ways.empty())
@@ -259,20 +279,24 @@ RequestedFormat format_of_calls(ToolFormat format,
                    "tool_choice");
   const auto frame = frame_of(format);
   const auto call = list_format("or", std::move(ways));
-  if (has_channels(format)) return {.param = "tools", .format = channels_format(call)};
+  if (has_channels(format)) return {.param = kTools, .format = call};  // <|call|> ends the answer
   std::vector<ordered_json> parts{text_format(frame.begin), call};
   if (is_parallel)
     parts.push_back(
         {{"type", "star"}, {"content", sequence_of({text_format(frame.separator), call})}});
   parts.push_back(text_format(frame.end));
-  return {.param = "tools", .format = sequence_of(std::move(parts))};
+  return {.param = kTools, .format = sequence_of(std::move(parts))};
 }
 
 void hold_to(const RequestedFormat& requested,
              const ServedModel& model,
              GenerationRequest& request) {
   const auto& tokenizer = model.require_tokenizer(requested.param);
-  auto text = dump(requested.format);
+  auto format = requested.format;
+  if (request.is_chat && model.has_channels())
+    format = behind_analysis(std::move(format), /*is_call=*/requested.param == kTools);
+  if (request.thoughts) format = behind_thoughts(std::move(format), *request.thoughts);
+  auto text = rollout::text::json_text(format);
   try {
     rollout::grammar::make_program(rollout::grammar::read_format(text, tokenizer));
   } catch (const Error& error) {

@@ -27,8 +27,9 @@ RequestedFormat format_of_calls(rollout::text::ToolFormat format,
                                 const std::string& name,
                                 bool is_parallel);
 
-// Holds the request's answers to the format, after its grammar has been made once. Throws ApiError
-// 400 that names what of a schema is not supported, or the field that would cut answers short.
+// Holds the request's answers to the format, behind the thoughts that they may have, after its
+// grammar has been made once. Throws ApiError 400 that names what of a schema is not supported, or
+// the field that would cut answers short.
 void hold_to(const RequestedFormat& requested,
              const ServedModel& model,
              GenerationRequest& request);

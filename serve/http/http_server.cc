@@ -30,6 +30,7 @@ constexpr int kTick = 250;  // milliseconds
 constexpr std::chrono::milliseconds kLinger{2000};
 constexpr int kReadsPerEvent = 16;  // then others have their turn
 constexpr std::size_t kReadBytes = std::size_t{64} << 10;
+constexpr std::size_t kMostSent = std::size_t{1} << 20;  // to one client, before others have a turn
 constexpr std::size_t kOtherDescriptors = 128;
 
 // Descriptors that this process may have.
@@ -67,14 +68,15 @@ std::string head_of(int status, std::string_view content_type, const HttpHeaders
 
 }  // namespace
 
-void Exchange::respond(const HttpResponse& response) {
+void Exchange::respond(HttpResponse response) {
   if (server_ == nullptr) return;
   auto head = head_of(response.status, response.content_type, response.headers);
   head += fmt::format("Content-Length: {}\r\n", response.body.size());
   if (!request_.keep_alive) head += "Connection: close\r\n";
   begun_ = true;
   const bool has_body = request_.method != "HEAD";  // its client takes what follows for the next
-  server_->send(*this, head + "\r\n" + (has_body ? response.body : ""));
+  server_->send(*this, head + "\r\n");
+  if (has_body && server_ != nullptr) server_->send(*this, std::move(response.body));
   if (server_ != nullptr) server_->finish_exchange(*this);
 }
 
@@ -91,7 +93,7 @@ void Exchange::begin(int status, std::string_view content_type, const HttpHeader
 
 void Exchange::write(std::string_view part) {
   if (server_ == nullptr || part.empty()) return;
-  if (!chunked_) return server_->send(*this, part);
+  if (!chunked_) return server_->send(*this, std::string(part));
   server_->send(*this, fmt::format("{:x}\r\n{}\r\n", part.size(), part));
 }
 
@@ -172,7 +174,7 @@ void HttpServer::close() {
 bool HttpServer::is_idle() const {
   return std::ranges::none_of(connections_, [](const auto& entry) {
     const auto& connection = *entry.second;
-    return connection.exchange || connection.sent < connection.out.size();
+    return connection.exchange || !connection.out.empty();
   });
 }
 
@@ -267,7 +269,7 @@ void HttpServer::read_from(Connection& connection) {
     if (count < 0 && errno == EINTR) continue;
     if (count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
     if (count <= 0) {
-      if (count == 0 && connection.sent < connection.out.size() && !connection.lingers) {
+      if (count == 0 && !connection.out.empty() && !connection.lingers) {
         connection.closes = true;  // the last response is still on its way
         return watch(connection);
       }
@@ -290,7 +292,7 @@ void HttpServer::advance(Connection& connection) {
   if (parser.refused_status() != 0)
     return refuse(connection, parser.refused_status(), parser.refusal());
   if (parser.take_expects_continue()) {
-    connection.out += "HTTP/1.1 100 Continue\r\n\r\n";
+    connection.out.add("HTTP/1.1 100 Continue\r\n\r\n");
     unsent_.insert(connection.id);
   }
   if (!parser.is_complete()) return;
@@ -319,9 +321,9 @@ void HttpServer::start(Connection& connection) {
 
 void HttpServer::refuse(Connection& connection, int status, const std::string& message) {
   const auto body = error_body_(status, message);
-  connection.out +=
+  connection.out.add(
       head_of(status, "application/json", {}) +
-      fmt::format("Content-Length: {}\r\nConnection: close\r\n\r\n{}", body.size(), body);
+      fmt::format("Content-Length: {}\r\nConnection: close\r\n\r\n{}", body.size(), body));
   connection.closes = true;
   unsent_.insert(connection.id);
 }
@@ -331,15 +333,14 @@ HttpServer::Connection* HttpServer::connection_of(const Exchange& exchange) {
   return found == connections_.end() ? nullptr : found->second.get();
 }
 
-void HttpServer::send(Exchange& exchange, std::string_view bytes) {
+void HttpServer::send(Exchange& exchange, std::string bytes) {
   auto* const connection = connection_of(exchange);
   if (connection == nullptr) return;
-  if (connection->sent == connection->out.size()) connection->since = Clock::now();
-  connection->out.append(bytes);
+  if (connection->out.empty()) connection->since = Clock::now();
+  const bool is_part = bytes.size() <= options_.max_unsent_bytes;
+  connection->out.add(std::move(bytes));
   unsent_.insert(connection->id);
-  if (connection->out.size() - connection->sent > options_.max_unsent_bytes &&
-      bytes.size() <= options_.max_unsent_bytes)
-    drop(connection->id);
+  if (connection->out.size() > options_.max_unsent_bytes && is_part) drop(connection->id);
 }
 
 // The response is written: the connection is for the next request, or closes.
@@ -355,21 +356,17 @@ void HttpServer::finish_exchange(Exchange& exchange) {
 }
 
 void HttpServer::flush(Connection& connection) {
-  while (connection.sent < connection.out.size()) {
-    const auto count = ::send(connection.socket.get(), connection.out.data() + connection.sent,
-                              connection.out.size() - connection.sent, MSG_NOSIGNAL);
+  for (auto left = kMostSent; !connection.out.empty();) {
+    const auto bytes = connection.out.first().substr(0, left);
+    if (bytes.empty()) return watch(connection);
+    const auto count = ::send(connection.socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
     if (count < 0 && errno == EINTR) continue;
     if (count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return watch(connection);
     if (count < 0) return drop(connection.id);
-    connection.sent += static_cast<std::size_t>(count);
+    connection.out.remove(static_cast<std::size_t>(count));
+    left -= static_cast<std::size_t>(count);
     connection.since = Clock::now();
   }
-  if (connection.out.capacity() > kReadBytes) {
-    connection.out = std::string();
-  } else {
-    connection.out.clear();
-  }
-  connection.sent = 0;
   if (connection.closes && !connection.lingers) {
     connection.lingers = true;
     shutdown(connection.socket.get(), SHUT_WR);
@@ -382,7 +379,7 @@ void HttpServer::watch(Connection& connection) {
   std::uint32_t events = EPOLLRDHUP;
   if ((!connection.exchange && !connection.closes) || connection.lingers) events |= EPOLLIN;
   if (connection.closes && !connection.exchange && !connection.lingers) events = 0;
-  if (connection.sent < connection.out.size()) events |= EPOLLOUT;
+  if (!connection.out.empty()) events |= EPOLLOUT;
   if (events == connection.watched) return;
   connection.watched = events;
   watch_fd(epoll_.get(), EPOLL_CTL_MOD, connection.socket.get(), connection.id, events);
@@ -408,7 +405,7 @@ void HttpServer::check_timeouts() {
   std::vector<std::uint64_t> expired;
   for (const auto& [id, connection] : connections_) {
     const auto waited = now - connection->since;
-    const bool is_sending = connection->sent < connection->out.size();
+    const bool is_sending = !connection->out.empty();
     if (connection->lingers              ? waited > kLinger
         : is_sending                     ? waited > options_.write_timeout
         : connection->exchange           ? false

@@ -18,6 +18,7 @@
 #include "distckpt/storage/file_io.h"
 #include "serve/http/message.h"
 #include "serve/http/request_parser.h"
+#include "serve/http/unsent_bytes.h"
 
 namespace ferry::serve {
 
@@ -47,7 +48,7 @@ class Exchange {
   bool is_open() const { return server_ != nullptr; }
   bool has_begun() const { return begun_; }
 
-  void respond(const HttpResponse& response);
+  void respond(HttpResponse response);
   void begin(int status, std::string_view content_type, const HttpHeaders& headers = {});
   void write(std::string_view part);
   void end();
@@ -104,8 +105,7 @@ class HttpServer {
     distckpt::Descriptor socket{};
     RequestParser parser;
     std::string in{};  // bytes behind the request under way
-    std::string out{};
-    std::size_t sent = 0;  // of out
+    UnsentBytes out{};
     std::shared_ptr<Exchange> exchange{};
     bool closes = false;   // after out is sent
     bool lingers = false;  // out is sent: only what the client still sends is thrown away
@@ -126,7 +126,7 @@ class HttpServer {
   void check_timeouts();
   void finish_exchange(Exchange& exchange);
   Connection* connection_of(const Exchange& exchange);
-  void send(Exchange& exchange, std::string_view bytes);
+  void send(Exchange& exchange, std::string bytes);
   bool is_idle() const;
 
   ServerOptions options_;

@@ -5,6 +5,9 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <chrono>
+#include <numeric>
 #include <thread>
 
 #include "tests/serve/fake_engine.h"
@@ -25,11 +28,14 @@ class ApiServerTest : public testing::Test {
  protected:
   ApiServerTest()
       : loop_(std::vector<EngineSteps*>{&engine_}),
-        server_(
-            {.name = "m", .root = "m", .max_model_len = 1000, .vocab_size = 100, .max_num_seqs = 4},
-            loop_.loop,
-            {.port = 0},
-            {.max_queued_requests = 2}) {
+        server_({.name = "m",
+                 .root = "m",
+                 .max_model_len = 100'000,
+                 .vocab_size = 100,
+                 .max_num_seqs = 4},
+                loop_.loop,
+                {.port = 0},
+                {.max_queued_requests = 2}) {
     loop_.start();
     thread_ = std::thread([this] { server_.run(); });
   }
@@ -94,6 +100,29 @@ TEST_F(ApiServerTest, TokensInAreTokensOut) {
   }
   EXPECT_EQ(answer["usage"],
             (ordered_json{{"prompt_tokens", 3}, {"completion_tokens", 12}, {"total_tokens", 15}}));
+}
+
+TEST_F(ApiServerTest, ALongAnswerHoldsUpNobody) {
+  using Clock = std::chrono::steady_clock;
+  const std::vector<std::int64_t> prompt(30'000, 70);
+  const ordered_json body{{"prompt", prompt}, {"max_tokens", 1}, {"prompt_logprobs", 10}};
+  std::atomic<bool> is_over = false;
+  std::pair<int, std::string> answer;
+  const auto asked = Clock::now();
+  std::thread client([&] {
+    answer = ask("POST", "/v1/completions", body.dump());
+    is_over = true;
+  });
+  Clock::duration longest{0};
+  while (!is_over) {
+    const auto begin = Clock::now();
+    EXPECT_EQ(ask("GET", "/health").first, 200);
+    longest = std::max(longest, Clock::now() - begin);
+  }
+  client.join();
+  EXPECT_EQ(answer.first, 200);
+  EXPECT_GT(answer.second.size(), std::size_t{10} << 20);
+  EXPECT_LT(longest, (Clock::now() - asked) / 10);
 }
 
 TEST_F(ApiServerTest, AStreamEndsAfterItsUsage) {

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <string_view>
 
 namespace ferry::serve {
 namespace chat_prompt_test {
@@ -72,26 +73,30 @@ TEST(ChatPrompt, APartOfTextHasText) {
   EXPECT_EQ(error_of("", R"([{"type": "refusal"}])"), "messages.0.content.refusal: is missing");
 }
 
-// A template would write another number: those of 64 bits alone have all their digits.
-TEST(ChatPrompt, HasNoIntegerOfMoreThan64Bits) {
-  const std::string digits = "18446744073709551616";
-  EXPECT_EQ(
-      error_of(R"(, "tools": [{"type": "function", "function": {"name": "f", "parameters": {
-                         "properties": {"x": {"maximum": )" +
-               digits + "}}}}}]"),
-      "tools.0.function.parameters.properties.x.maximum: " + digits + " has more than 64 bits");
-  EXPECT_EQ(error_of(R"(, "chat_template_kwargs": {"x": [)" + digits + "]}"),
-            "chat_template_kwargs.x.0: " + digits + " has more than 64 bits");
-  const auto call = [&](const std::string& arguments) {
-    return error_of(
-        "", R"("", "tool_calls": [{"function": {"name": "f", "arguments": )" + arguments + "}}]");
-  };
-  EXPECT_EQ(call("{\"a\": " + digits + "}"),
-            "messages.0.tool_calls.0.function.arguments.a: " + digits + " has more than 64 bits");
-  EXPECT_EQ(call(R"("{\"a\": {\"b\": )" + digits + R"(}}")"),
-            "messages.0.tool_calls.0.function.arguments.a.b: " + digits + " has more than 64 bits");
-  EXPECT_EQ(call(R"("{\"a\": 9223372036854775807}")"), "");
-  EXPECT_EQ(error_of(R"(, "user": )" + digits), "");
+// The text with these digits for each '#'.
+std::string with_digits(std::string_view text, const std::string& digits) {
+  std::string all;
+  for (const char c : text) c == '#' ? all.append(digits) : all.append(1, c);
+  return all;
+}
+
+// Python's integers have any size.
+TEST(ChatPrompt, KeepsTheDigitsOfIntegers) {
+  const rollout::text::ChatTemplate shown(
+      "{{ messages[0].tool_calls | tojson }}{{ tools | tojson }}{{ x }}", "template");
+  for (const std::string digits : {"18446744073709551615", "-184467440737095516160000"}) {
+    const auto body = parse_object(with_digits(
+        R"({"messages": [{"role": "assistant", "content": "", "tool_calls": [
+              {"function": {"arguments": "{\"a\": [#]}"}}, {"function": {"arguments": {"b": #}}}]}],
+            "tools": [{"maximum": #}], "chat_template_kwargs": {"x": #}, "user": #})",
+        digits));
+    const auto text = shown.apply(
+        chat_messages(body), {.tools = body["tools"], .variables = body["chat_template_kwargs"]});
+    EXPECT_EQ(text, with_digits(R"([{"function": {"arguments": {"a": [#]}}}, )"
+                                R"({"function": {"arguments": {"b": #}}}][{"maximum": #}]#)",
+                                digits));
+    EXPECT_TRUE(body["user"].is_number());
+  }
 }
 
 }  // namespace chat_prompt_test

@@ -29,6 +29,18 @@ inline std::int64_t token_of(const std::vector<std::int64_t>& prompt,
   return static_cast<std::int64_t>(hash % 90);
 }
 
+inline std::vector<rollout::PromptTokenOutput> prompt_logprobs_of(
+    const std::vector<std::int64_t>& prompt, std::int64_t most) {
+  std::vector<rollout::PromptTokenOutput> all;
+  for (std::size_t i = 1; i < prompt.size(); ++i) {
+    auto& one = all.emplace_back();
+    one = {.token_id = prompt[i], .logprob = -1.25F, .rank = most + 1};
+    for (std::int64_t id = 0; id < most; ++id)
+      one.top.push_back({.token_id = id, .logprob = -1.0F});
+  }
+  return all;
+}
+
 class FakeEngine : public EngineSteps {
  public:
   void add_request(const std::string& id,
@@ -53,6 +65,8 @@ class FakeEngine : public EngineSteps {
       const bool stops = token_of(prompt, params.seed.value_or(0), 0, drawn) == stop_token;
       const bool is_last = stops || drawn >= params.max_tokens;
       RequestOutput output{.request_id = at->first, .finished = is_last};
+      if (params.prompt_logprobs && drawn == 1)
+        output.prompt_logprobs = prompt_logprobs_of(prompt, *params.prompt_logprobs);
       for (std::int64_t i = 0; i < params.n; ++i) {
         auto& sample = output.outputs.emplace_back();
         sample.index = i;

@@ -147,15 +147,35 @@ TEST(FormatOfCalls, WritesFramesIdsAndTypes) {
   EXPECT_TRUE(holds(deepseek, "parameter name=\"days\" string=\"false\">")) << deepseek;
 }
 
-TEST(FormatOfCalls, LetsGptOssReasonAndCallOnce) {
-  const auto format =
-      format_of_calls(ToolFormat::kOpenAi, tools(), "time", /*is_parallel=*/true).format;
+// The texts of the format that answers of a chat are held to.
+std::string held_texts(std::optional<ToolFormat> calls,
+                       const RequestedFormat& requested,
+                       const std::optional<rollout::text::Thoughts>& thoughts = {}) {
+  const rollout::text::Tokenizer tokenizer(
+      R"({"added_tokens": [], "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}})", "a");
+  const ServedModel model{.tokenizer = &tokenizer, .tool_format = calls};
+  GenerationRequest request{.is_chat = true, .thoughts = thoughts};
+  hold_to(requested, model, request);
   std::string texts;
-  gather_texts(format, texts);
-  EXPECT_EQ(texts,
-            "<|channel|>analysis<|message|><|end|><|start|>assistant"
-            "<|channel|>commentary to=functions.time <|constrain|>json<|message|>");
-  EXPECT_EQ(format["elements"][0]["type"], "optional");
+  gather_texts(ordered_json::parse(request.params.structured_outputs), texts);
+  return texts;
+}
+constexpr const char* kYes = R"({"structured_outputs": {"choice": ["yes"]}})";
+
+TEST(HoldTo, LetsGptOssReasonAndCallOnce) {
+  const auto call = format_of_calls(ToolFormat::kOpenAi, tools(), "time", /*is_parallel=*/true);
+  const std::string analysis = "<|channel|>analysis<|message|><|end|><|start|>assistant";
+  EXPECT_EQ(held_texts(ToolFormat::kOpenAi, call),
+            analysis + "<|channel|>commentary to=functions.time <|constrain|>json<|message|>");
+  EXPECT_EQ(held_texts(ToolFormat::kOpenAi, *requested(kYes)),
+            analysis + "<|channel|>final<|message|>yes");
+}
+
+TEST(HoldTo, ThoughtsAreFree) {
+  const auto qwen3 = rollout::text::reasoning_format("qwen3").value();
+  EXPECT_EQ(held_texts({}, *requested(kYes)), "yes");
+  EXPECT_EQ(held_texts({}, *requested(kYes), rollout::text::Thoughts{.format = qwen3}),
+            "<think></think>yes");
 }
 
 TEST(FormatOfCalls, MakesArgumentsOptionalThatAreNotRequired) {

@@ -20,7 +20,7 @@ namespace {
 
 // A program that writes without end is read for so long, then its deadlines are looked at.
 constexpr std::chrono::milliseconds kMostReading{250};
-// A program that hangs again and again would keep all questions behind for as many times.
+// A program that hangs or ends again and again would keep all questions behind for as many times.
 constexpr int kMostRestarts = 2;  // with no answer in between
 
 }  // namespace
@@ -96,13 +96,27 @@ void AgentProgram::stop() {
   heard_ = {};
 }
 
-std::vector<AgentAnswer> AgentProgram::give_up(const std::string& why) {
-  std::vector<AgentAnswer> answers;
+void AgentProgram::ask_again() {
+  auto rest = std::exchange(open_, {});
+  stop();
+  for (auto& [id, open] : rest) ask(id, std::move(open.question));
+}
+
+// Gives the process up. The first question that is open was in its hands, unless it has answered
+// later ones: then it may be any.
+void AgentProgram::break_off(const std::string& why, std::vector<AgentAnswer>& answers) {
+  const bool knows_which =
+      !options_.keeps_sessions && !open_.empty() && open_.begin()->first > last_answered_;
+  if (knows_which && num_silent_ < kMostRestarts) {
+    ++num_silent_;
+    answers.push_back({open_.begin()->first, {{"error", why}}});
+    open_.erase(open_.begin());
+    return ask_again();
+  }
   for (const auto& [id, open] : open_) answers.push_back({id, {{"error", why}}});
   open_.clear();
   stop();
   num_silent_ = 0;
-  return answers;
 }
 
 std::string AgentProgram::too_late() const {
@@ -129,10 +143,7 @@ void AgentProgram::end_late(Clock::time_point now, std::vector<AgentAnswer>& ans
   require(std::exchange(num_silent_, num_silent_ + 1) < most, ErrorKind::kIo, "{}", too_late());
   time_out(hanging, answers);
   heard_ = now;
-  if (options_.keeps_sessions) return;
-  auto rest = std::exchange(open_, {});
-  stop();
-  for (auto& [id, open] : rest) ask(id, std::move(open.question));
+  if (!options_.keeps_sessions) ask_again();
 }
 
 std::vector<AgentAnswer> AgentProgram::answers(std::chrono::milliseconds wait) {
@@ -140,7 +151,7 @@ std::vector<AgentAnswer> AgentProgram::answers(std::chrono::milliseconds wait) {
   try {
     converse(wait, answers);
   } catch (const Error& error) {
-    std::ranges::move(give_up(error.what()), std::back_inserter(answers));
+    break_off(error.what(), answers);
   }
   return answers;
 }

@@ -57,14 +57,15 @@ class AgentProgram {
 
   // The answers that are there; waits for a first one, but no longer than that. Every question is
   // answered. One that takes too long gets {"error": "...", "timed_out": true}, and what the
-  // program says to it later counts for nothing; others go on. If the program ends or says
-  // something else, all that are open get an error, and the next question starts the program anew.
+  // program says to it later counts for nothing; others go on.
   //
   // A program that has answered none of the questions behind one may do one after the other: the
   // time of that one begins when the one before it is answered. If it is over, the program hangs.
-  // It is started anew, and asked all others again; if it keeps sessions, it runs on. When that
-  // happens once more (to one that keeps sessions), or twice more, with no answer in between, all
-  // that are open get an error.
+  // It is started anew, and asked all others again; if it keeps sessions, it runs on. So it is
+  // where it ends or says something else: the question that it had in hand gets the error. When
+  // that happens once more (to one that keeps sessions and hangs), or twice more, with no answer
+  // in between, all that are open get an error; so they do at once where a program that keeps
+  // sessions or has answered questions behind one that is open ends or says something else.
   virtual std::vector<AgentAnswer> answers(std::chrono::milliseconds wait);
 
  protected:
@@ -99,7 +100,8 @@ class AgentProgram {
   OpenQuestions::iterator time_out(OpenQuestions::iterator one, std::vector<AgentAnswer>& answers);
   std::string too_late() const;
   void stop();
-  std::vector<AgentAnswer> give_up(const std::string& why);
+  void ask_again();
+  void break_off(const std::string& why, std::vector<AgentAnswer>& answers);
 
   AgentProgramOptions options_;
   std::unique_ptr<ChildProcess> process_;
@@ -109,7 +111,7 @@ class AgentProgram {
   std::set<std::int64_t> late_;  // questions whose time was over, and that it may still answer
   std::int64_t last_answered_ = std::numeric_limits<std::int64_t>::min();  // of those answered
   Clock::time_point heard_{};  // when it answered last, or a time was over
-  int num_silent_ = 0;  // times that were over with no answer since, also of processes before
+  int num_silent_ = 0;         // faults with no answer since, also of processes before
 };
 
 }  // namespace ferry::trainer

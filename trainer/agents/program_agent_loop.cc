@@ -191,7 +191,7 @@ std::vector<AgentQuestion> ProgramAgentLoop::turn_is_over(Session& session,
     auto found = parser.take(text);
     auto rest = parser.finish();
     part.text = found.content + rest.content;
-    part.reasoning = found.reasoning + rest.reasoning;
+    if (request.include_reasoning) part.reasoning = found.reasoning + rest.reasoning;
     part.calls = std::move(found.calls);
     part.calls.insert(part.calls.end(), rest.calls.begin(), rest.calls.end());
     if (!request.parallel_tool_calls && part.calls.size() > 1) part.calls.resize(1);

@@ -68,7 +68,8 @@ std::vector<AgentQuestion> ToolAgentLoop::turn_is_over(Session& session,
     message["tool_calls"].push_back(
         {{"id", id.empty() ? call_id(session, i) : id},
          {"type", "function"},
-         {"function", {{"name", name}, {"arguments", ordered_json::parse(arguments)}}}});
+         {"function",
+          {{"name", name}, {"arguments", rollout::text::parse_exact_json(arguments)}}}});
     auto& question = questions.emplace_back(AgentQuestion{
         .body = {
             {"session", session.seed}, {"name", name}, {"arguments", json::parse(arguments)}}});

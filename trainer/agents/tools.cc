@@ -14,7 +14,7 @@
 #include "models/distributed/process_group.h"
 #include "models/distributed/world.h"
 #include "trainer/agents/mcp_server.h"
-#include "trainer/rewards/code_points.h"
+#include "trainer/rewards/rules/code_points.h"
 
 namespace ferry::trainer {
 

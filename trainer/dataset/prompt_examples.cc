@@ -5,6 +5,9 @@
 
 #include "distckpt/base/error.h"
 #include "rollout/text/eos_token_ids.h"
+#include "rollout/text/harmony.h"
+#include "rollout/text/tool_format.h"
+#include "trainer/dataset/required_reader.h"
 #include "trainer/dataset/template_variables.h"
 
 namespace ferry::trainer {
@@ -46,6 +49,24 @@ std::vector<std::int64_t> PromptEncoder::encode_messages(const Messages& message
   return {ids.begin(), ids.end()};
 }
 
+namespace {
+
+// The tokens that end an answer in a conversation. On channels another one ends the last message of
+// an answer that a further one follows than that which ends the text.
+std::vector<std::string> ends_of_answers(const rollout::text::Tokenizer& tokenizer,
+                                         const std::vector<std::int64_t>& eos_token_ids,
+                                         std::string_view chat_template) {
+  std::vector<std::string> ends;
+  for (const auto id : eos_token_ids)
+    if (auto token = tokenizer.id_to_token(static_cast<TokenId>(id)))
+      ends.push_back(std::move(*token));
+  const auto format = rollout::text::tool_format_of_template(chat_template);
+  if (format && has_channels(*format)) ends.emplace_back(rollout::text::kEndOfMessage);
+  return ends;
+}
+
+}  // namespace
+
 // The turn begins behind the last token before its text that ends an answer. Marks in place of the
 // texts tell where they are, whatever else these contain.
 std::vector<std::int64_t> PromptEncoder::encode_turn(const Messages& messages,
@@ -63,12 +84,12 @@ std::vector<std::int64_t> PromptEncoder::encode_turn(const Messages& messages,
   const auto begin = text.find(kAnswer), end = text.find(kTurn);
   std::string ending;
   std::size_t at = std::string::npos;
-  for (const auto id : eos_token_ids_) {
-    const auto token = tokenizer_->id_to_token(static_cast<TokenId>(id));
-    const auto found = token && end != text.npos ? text.rfind(*token, end) : text.npos;
+  const auto& chosen = tools.is_null() ? template_ : tool_template_;
+  for (const auto& token : ends_of_answers(*tokenizer_, eos_token_ids_, chosen->text())) {
+    const auto found = end != text.npos ? text.rfind(token, end) : text.npos;
     if (found == text.npos || (at != text.npos && found < at)) continue;
     at = found;
-    ending = *token;
+    ending = token;
   }
   require(at != text.npos && (begin == text.npos || begin < at), ErrorKind::kUsage,
           "the chat template puts no token that ends an answer between it and the next message");
@@ -97,10 +118,9 @@ EncodedPrompt PromptEncoder::encode(PromptExample example, bool shows_tools) con
   if (template_) {
     auto text = render(example.prompt, shows_tools ? tools_of(example) : nlohmann::ordered_json());
     if (!example.images.empty()) {
-      require(images_.has_value(), ErrorKind::kUsage,
-              "prompt: has images, and the model's images are not computed");
-      text = rollout::expand_placeholders(text, rollout::read_images(example.images, *images_),
-                                          *images_);
+      const auto& reader = required_reader(images_, "prompt: has");
+      text =
+          rollout::expand_placeholders(text, rollout::read_images(example.images, reader), reader);
       auto urls = nlohmann::json::array();
       for (const auto& source : example.images) urls.push_back(source.url());
       images = urls.dump();
@@ -136,14 +156,13 @@ EncodedPrompt PromptEncoder::encode(PromptExample example, bool shows_tools) con
 }
 
 std::vector<rollout::ProcessedImage> PromptEncoder::read(const std::string& images) const {
-  require(images_.has_value(), ErrorKind::kUsage,
-          "prompt: has images, and the model's images are not computed");
+  const auto& reader = required_reader(images_, "prompt: has");
   const auto found = std::ranges::find(decoded_, images, &Decoded::images);
   if (found != decoded_.end()) return found->visual->images;
   std::vector<rollout::text::ImageSource> sources;
   for (const auto& url : nlohmann::json::parse(images))
     sources.push_back({.place = url.get<std::string>()});
-  return rollout::read_images(sources, *images_);
+  return rollout::read_images(sources, reader);
 }
 
 std::shared_ptr<const rollout::VisualPrompt> PromptEncoder::visual_prompt(

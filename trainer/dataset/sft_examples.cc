@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "distckpt/base/error.h"
+#include "trainer/dataset/required_reader.h"
 #include "trainer/dataset/template_variables.h"
 
 namespace ferry::trainer {
@@ -38,9 +39,10 @@ SftEncoder::~SftEncoder() = default;
 SftExample SftEncoder::encode(const Conversation& conversation) const {
   std::vector<rollout::ProcessedImage> images;
   if (!conversation.images.empty()) {
-    require(images_.has_value() && template_.has_value(), ErrorKind::kUsage,
-            "messages: have images, and the model's images are not computed");
-    images = rollout::read_images(conversation.images, *images_);
+    const auto& reader = required_reader(images_, "messages: have");
+    require(template_.has_value(), ErrorKind::kUsage,
+            "messages: have images, and the model has no chat template that places them");
+    images = rollout::read_images(conversation.images, reader);
   }
   auto example = template_ ? encode_templated(conversation, images) : encode_plain(conversation);
   const bool is_cut = example.size() > data_.max_length;

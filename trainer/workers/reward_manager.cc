@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "distckpt/base/error.h"
+#include "rollout/text/shallow_json.h"
 #include "trainer/algorithms/overlong_penalty.h"
 
 namespace ferry::trainer {
@@ -174,7 +175,8 @@ RolloutBatch RewardManager::rewards_of(const RolloutBatch& batch,
 }
 
 nlohmann::json conversation_of(const Session& session, const PromptEncoder& encoder) {
-  nlohmann::json messages = session.messages;
+  // Reward programs have the numbers of JSON, of 64 bits.
+  auto messages = nlohmann::json::parse(rollout::text::json_text(session.messages));
   if (!messages.empty() && messages.back().at("role") == "assistant") return messages;
   std::vector<std::int64_t> said;
   for (auto at = session.turn_begin; at < session.response.size(); ++at)

@@ -196,6 +196,7 @@ Value to_int(const Value& value, const Arguments& arguments) {
   if (given.has(1)) fail_template("the base of int is not supported");
   auto otherwise = given.given(0) == nullptr ? Value(std::int64_t{0}) : given.at(0);
   if (value.is_int() || value.is_bool()) return value.integer();
+  if (value.is_wide_int()) return value;
   double real = value.is_float() ? value.real() : NAN;
   if (value.is_string()) {
     auto text = stripped(value.string(), nullptr, true, true);

@@ -35,7 +35,7 @@ const std::map<std::string_view, Test>& tests() {
       {"false", [](const Value& v) { return v.is_bool() && v.integer() == 0; }},
       {"filter", [](const Value& v) { return is_filter(v.str()); }},
       {"float", [](const Value& v) { return v.is_float(); }},
-      {"integer", [](const Value& v) { return v.is_int(); }},
+      {"integer", [](const Value& v) { return v.is_int() || v.is_wide_int(); }},
       {"iterable", can_iterate},
       {"lower",
        [](const Value& v) {
@@ -44,7 +44,7 @@ const std::map<std::string_view, Test>& tests() {
        }},
       {"mapping", [](const Value& v) { return v.is_dict() && !v.dict().is_namespace; }},
       {"none", [](const Value& v) { return v.is_none(); }},
-      {"number", [](const Value& v) { return v.is_number(); }},
+      {"number", [](const Value& v) { return v.is_number() || v.is_wide_int(); }},
       {"odd", is_odd},
       {"sequence", can_iterate},
       {"string", [](const Value& v) { return v.is_string(); }},

@@ -58,6 +58,7 @@ std::string repr_of(const Value& value, int depth) {
   if (value.is_none()) return "None";
   if (value.is_bool()) return value.integer() != 0 ? "True" : "False";
   if (value.is_int()) return std::to_string(value.integer());
+  if (value.is_wide_int()) return value.digits();
   if (value.is_float()) return repr_of_float(value.real());
   if (value.is_string()) return repr_of_string(value.string());
   if (value.is_function()) fail_template("a function cannot be written");
@@ -89,6 +90,8 @@ class JsonWriter {
       into_ += value.integer() != 0 ? "true" : "false";
     } else if (value.is_int()) {
       into_ += std::to_string(value.integer());
+    } else if (value.is_wide_int()) {
+      into_ += value.digits();
     } else if (value.is_float()) {
       const auto number = value.real();
       into_ += std::isnan(number)   ? "NaN"
@@ -213,11 +216,13 @@ Value Value::of_json(const nlohmann::ordered_json& json) {
       return json.get<std::int64_t>();
     case nlohmann::ordered_json::value_t::number_unsigned: {
       const auto number = json.get<std::uint64_t>();
-      if (number > INT64_MAX) fail_template(fmt::format("the number {} is too large", number));
+      if (number > INT64_MAX) return WideInteger{std::to_string(number)};
       return static_cast<std::int64_t>(number);
     }
     case nlohmann::ordered_json::value_t::number_float:
       return json.get<double>();
+    case nlohmann::ordered_json::value_t::binary:  // shallow_json.h: of a wide integer
+      return WideInteger{std::string(json.get_binary().begin(), json.get_binary().end())};
     case nlohmann::ordered_json::value_t::string:
       return replace_invalid_utf8(json.get_ref<const std::string&>());
     case nlohmann::ordered_json::value_t::array: {
@@ -251,7 +256,7 @@ std::string_view Value::type_name() const {
   if (is_undefined()) return "Undefined";
   if (is_none()) return "NoneType";
   if (is_bool()) return "bool";
-  if (is_int()) return "int";
+  if (is_int() || is_wide_int()) return "int";
   if (is_float()) return "float";
   if (is_string()) return "str";
   if (is_list()) return list().is_tuple ? "tuple" : "list";
@@ -324,6 +329,7 @@ bool operator==(const Value& a, const Value& b) {
   if (a.is_number() && b.is_number()) {
     return a.is_float() || b.is_float() ? a.real() == b.real() : a.integer() == b.integer();
   }
+  if (a.is_wide_int() && b.is_wide_int()) return a.digits() == b.digits();
   if (a.is_string() && b.is_string()) return a.string() == b.string();
   if (a.is_none()) return b.is_none();
   if (a.is_undefined()) return b.is_undefined();

@@ -21,6 +21,10 @@ struct Undefined {
   std::string what{};  // "'x' is undefined"
 };
 struct None {};
+// An integer of more than 64 bits, which is only written, and compared with others.
+struct WideInteger {
+  std::string digits{};
+};
 
 struct List;
 struct Dict;
@@ -36,6 +40,7 @@ class Value {
   Value(bool flag) : data_(flag) {}                           // NOLINT(google-explicit-constructor)
   Value(std::int64_t number) : data_(number) {}               // NOLINT(google-explicit-constructor)
   Value(double number) : data_(number) {}                     // NOLINT(google-explicit-constructor)
+  Value(WideInteger number) : data_(std::move(number)) {}     // NOLINT(google-explicit-constructor)
   Value(std::string text) : data_(std::move(text)) {}         // NOLINT(google-explicit-constructor)
   Value(std::string_view text) : data_(std::string(text)) {}  // NOLINT(google-explicit-constructor)
   Value(const char* text) : data_(std::string(text)) {}       // NOLINT(google-explicit-constructor)
@@ -48,7 +53,8 @@ class Value {
   bool is_undefined() const { return is<Undefined>(); }
   bool is_none() const { return is<None>(); }
   bool is_bool() const { return is<bool>(); }
-  bool is_int() const { return is<std::int64_t>(); }  // and no bool
+  bool is_int() const { return is<std::int64_t>(); }      // and no bool
+  bool is_wide_int() const { return is<WideInteger>(); }  // and no is_number()
   bool is_float() const { return is<double>(); }
   bool is_number() const { return is_bool() || is_int() || is_float(); }
   bool is_string() const { return is<std::string>(); }
@@ -57,6 +63,7 @@ class Value {
   bool is_function() const { return is<std::shared_ptr<const Function>>(); }
 
   const Undefined& undefined() const { return std::get<Undefined>(data_); }
+  const std::string& digits() const { return std::get<WideInteger>(data_).digits; }
   const std::string& string() const { return std::get<std::string>(data_); }
   const List& list() const { return *std::get<std::shared_ptr<List>>(data_); }
   const Dict& dict() const { return *std::get<std::shared_ptr<Dict>>(data_); }
@@ -93,6 +100,7 @@ class Value {
                bool,
                std::int64_t,
                double,
+               WideInteger,
                std::string,
                std::shared_ptr<List>,
                std::shared_ptr<Dict>,

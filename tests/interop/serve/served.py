@@ -39,6 +39,31 @@ def save_weights(folder, config, seed):
     transformers.LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
 
 
+def teach(folder, template, said, messages, tools=None):
+    """A model that answers one question by these words: random but for its output layer, wide enough to tell the places of the answer apart."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder)
+    prompt = tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=True)["input_ids"]
+    answer = tokenizer(said)["input_ids"]
+    config = transformers.AutoConfig.from_pretrained(folder)
+    config.hidden_size, config.head_dim, config.initializer_range = 128, 32, 0.2
+    torch.manual_seed(3)
+    model = transformers.LlamaForCausalLM(config).to(torch.bfloat16).float()
+    with torch.no_grad():
+        hidden = model.model(torch.tensor([prompt + answer])).last_hidden_state[0, len(prompt) - 1:-1]
+    optimizer = torch.optim.Adam([model.lm_head.weight], lr=3e-2)
+    for _ in range(400):
+        loss = torch.nn.functional.cross_entropy(hidden @ model.lm_head.weight.T, torch.tensor(answer))
+        if loss.item() < 0.001:
+            break
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    model.to(torch.bfloat16).save_pretrained(folder)
+    return folder
+
+
 class Served:
     def __init__(self, process, port, others=(), said=()):
         self.process, self.port, self.others = process, port, others

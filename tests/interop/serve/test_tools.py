@@ -7,11 +7,10 @@ import subprocess
 import jsonschema
 import openai
 import pytest
-import torch
 import transformers
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from served import NAME, make_talker, serve
+from served import NAME, make_talker, serve, teach
 from support import DATA, FERRY
 
 TOOLS = [{"type": "function", "function": {"name": "weather", "description": "The weather", "parameters": {
@@ -95,34 +94,9 @@ def test_channels_are_read_as_openais_package_reads_them():
     assert sum(bool(answer["calls"]) for answer in answers) > 5
 
 
-def teach(folder, template, said):
-    """A model that answers one question by these words: random but for its output layer, wide enough to tell the places of the answer apart."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    tokenizer.chat_template = template
-    tokenizer.save_pretrained(folder)
-    prompt = tokenizer.apply_chat_template([USER], tools=TOOLS, add_generation_prompt=True)["input_ids"]
-    answer = tokenizer(said)["input_ids"]
-    config = transformers.AutoConfig.from_pretrained(folder)
-    config.hidden_size, config.head_dim, config.initializer_range = 128, 32, 0.2
-    torch.manual_seed(3)
-    model = transformers.LlamaForCausalLM(config).to(torch.bfloat16).float()
-    with torch.no_grad():
-        hidden = model.model(torch.tensor([prompt + answer])).last_hidden_state[0, len(prompt) - 1:-1]
-    optimizer = torch.optim.Adam([model.lm_head.weight], lr=3e-2)
-    for _ in range(400):
-        loss = torch.nn.functional.cross_entropy(hidden @ model.lm_head.weight.T, torch.tensor(answer))
-        if loss.item() < 0.001:
-            break
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    model.to(torch.bfloat16).save_pretrained(folder)
-    return folder
-
-
 @pytest.fixture(scope="module")
 def caller(tmp_path_factory):
-    return teach(make_talker(tmp_path_factory.mktemp("caller")), HERMES, SAID + "<|end|>")
+    return teach(make_talker(tmp_path_factory.mktemp("caller")), HERMES, SAID + "<|end|>", [USER], TOOLS)
 
 
 def test_gpt_oss_reasons_and_calls_on_its_channels(tmp_path):
@@ -132,7 +106,7 @@ def test_gpt_oss_reasons_and_calls_on_its_channels(tmp_path):
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     config = json.loads((folder / "generation_config.json").read_text())
     eos = {"eos_token_id": tokenizer.convert_tokens_to_ids(["<|return|>", "<|call|>"])}
-    teach(folder, (DATA / "chat_templates/gpt_oss.jinja").read_text(), said)
+    teach(folder, (DATA / "chat_templates/gpt_oss.jinja").read_text(), said, [USER], TOOLS)
     (folder / "generation_config.json").write_text(json.dumps(config | eos))
     with serve(folder) as server:
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
@@ -149,6 +123,13 @@ def test_gpt_oss_reasons_and_calls_on_its_channels(tmp_path):
         assert sum("reasoning_content" in part.delta.model_dump() for part in parts) > 1  # as it is written
         assert [one.function.name for part in parts for one in part.delta.tool_calls or []] == ["weather"]
         assert not any(part.delta.content for part in parts)
+
+        assert not hasattr(client.chat.completions.create(**ask, extra_body={"include_reasoning": False}).choices[0].message, "reasoning")
+
+        # A format is that of the channel final.
+        schema = {"type": "object", "properties": {"cold": {"type": "boolean"}}, "required": ["cold"]}
+        (held,) = client.chat.completions.create(**ask, response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}).choices
+        assert (held.message.reasoning, list(json.loads(held.message.content)), held.finish_reason) == ("Is it?", ["cold"], "stop")
 
         # The next turn has the reasoning where the template wants it.
         turn = [USER, choice.message.model_dump(exclude_none=True), {"role": "tool", "tool_call_id": call.id, "content": "3 degrees"}]
@@ -189,15 +170,13 @@ def test_openais_client_hears_a_call_and_says_its_result(caller):
         assert server.post("/tokenize", messages=turn, tools=TOOLS)["tokens"] == expected
         assert client.chat.completions.create(**ask | {"messages": turn}, max_tokens=3).choices
 
-        wide = json.loads(json.dumps(TOOLS))
-        wide[0]["function"]["parameters"]["properties"]["days"]["maximum"] = 2**64  # Python's json has it, a template here would not
-        with pytest.raises(openai.BadRequestError, match="18446744073709551616 has more than 64 bits") as caught:
-            client.chat.completions.create(**ask | {"tools": wide})
-        assert caught.value.param == "tools.0.function.parameters.properties.days.maximum"
-        turn[1]["tool_calls"][0]["function"]["arguments"] = json.dumps({"days": 2**64})
-        with pytest.raises(openai.BadRequestError, match="18446744073709551616 has more than 64 bits") as caught:
-            client.chat.completions.create(**ask | {"messages": turn})
-        assert caught.value.param == "messages.1.tool_calls.0.function.arguments.days"
+        wide = json.loads(json.dumps(TOOLS))  # integers keep their digits, as Python's do
+        wide[0]["function"]["parameters"]["properties"]["days"]["maximum"] = 2**64
+        said[1]["tool_calls"][0]["function"]["arguments"] = {"days": -10**30}
+        turn[1]["tool_calls"][0]["function"]["arguments"] = json.dumps({"days": -10**30})
+        expected = tokenizer.apply_chat_template(said, tools=wide, add_generation_prompt=True)["input_ids"]
+        assert server.post("/tokenize", messages=turn, tools=wide)["tokens"] == expected
+        assert client.chat.completions.create(**ask | {"messages": turn, "tools": wide}, max_tokens=3).choices
 
         with pytest.raises(openai.BadRequestError) as caught:
             client.chat.completions.create(**ask, tool_choice={"type": "function", "function": {"name": "time"}})

@@ -129,6 +129,44 @@ TEST(AgentProgram, StartsAnewAfterItsEnd) {
   EXPECT_EQ(all_answers(program, 1).at(0).answer, json::object());
 }
 
+// One after the other: it ends at 2.
+const auto kEnding = answers(R"([ $id = 2 ] && exit 3; echo "{\"id\": $id, \"pid\": $$}")");
+const json kEnded{{"error", "the program ended (exit status 3)"}};
+
+TEST(AgentProgram, FailsTheQuestionAtWhichItEndsAlone) {
+  for (const auto& command : {kEnding, answers(R"([ $id = 2 ] && echo Traceback && exit 3;
+                                                  echo "{\"id\": $id, \"pid\": $$}")")}) {
+    AgentProgram program({.command = command});
+    for (const std::int64_t id : {1, 2, 3, 4}) program.ask(id, json::object());
+    auto found = answers_of(program, 4);
+    EXPECT_TRUE(found[2].contains("error"));
+    EXPECT_TRUE(found[1].contains("pid"));
+    EXPECT_TRUE(found[3].contains("pid"));
+    EXPECT_EQ(found[4], found[3]);
+    EXPECT_NE(found[4], found[1]);
+  }
+}
+
+TEST(AgentProgram, FailsAllQuestionsWhenItEndsAgainAndAgain) {
+  AgentProgram program({.command = "read line; exit 3"});
+  for (std::int64_t id = 1; id <= 6; ++id) program.ask(id, json::object());
+  for (const auto& [id, answer] : answers_of(program, 6)) EXPECT_EQ(answer, kEnded) << id;
+}
+
+TEST(AgentProgram, FailsAllQuestionsWhereOneThatKeepsSessionsOrAnswersInAnyOrderEnds) {
+  AgentProgram keeps({.command = kEnding, .keeps_sessions = true});
+  for (const std::int64_t id : {1, 2, 3}) keeps.ask(id, json::object());
+  auto found = answers_of(keeps, 3);
+  EXPECT_EQ(found[2], kEnded);
+  EXPECT_EQ(found[3], kEnded);
+  AgentProgram any(
+      {.command = answers(R"([ $id = 3 ] && echo "{\"id\": 3}"; [ $id = 4 ] && exit 3)")});
+  for (const std::int64_t id : {1, 2, 3, 4}) any.ask(id, json::object());
+  found = answers_of(any, 4);
+  EXPECT_EQ(found[3], json::object());
+  for (const std::int64_t id : {1, 2, 4}) EXPECT_EQ(found[id], kEnded) << id;
+}
+
 TEST(AgentProgram, GivesUpOnOneThatTalksOfSomethingElse) {
   AgentProgram program({.command = answers(R"(echo "{\"id\": 12345}")")});
   program.ask(1, json::object());

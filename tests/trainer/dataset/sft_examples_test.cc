@@ -116,9 +116,10 @@ TEST(SftEncoder, TellsTheTemplateWhatTheRunAndTheRowSay) {
 TEST(SftEncoder, RefusesImagesOfAModelThatDoesNotSee) {
   const ByteFolder folder;
   const SftEncoder encoder(folder.path(), {}, {});
-  EXPECT_TRUE(fails(ErrorKind::kUsage, {"the model's images are not computed"}, [&] {
-    encoder.encode({.messages = Messages::parse(kTurn), .images = {{.place = "a.png"}}});
-  }));
+  EXPECT_TRUE(
+      fails(ErrorKind::kUsage, {"the model's images are not computed", "data.image_key"}, [&] {
+        encoder.encode({.messages = Messages::parse(kTurn), .images = {{.place = "a.png"}}});
+      }));
 }
 
 TEST(SftTensors, SayTheNextTokenAndWhetherItIsLearned) {

@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "rollout/text/shallow_json.h"
 #include "tests/support/expect.h"
 
 namespace ferry::rollout::text::jinja {
@@ -71,9 +72,16 @@ TEST(Value, LengthCountsCharacters) {
   EXPECT_EQ(Value("a\u00E9\U0001F600").length(), 3);
 }
 
-TEST(Value, AnIntegerBeyond64BitsIsRefused) {
-  EXPECT_TRUE(fails(ErrorKind::kUsage, {"18446744073709551615 is too large"},
-                    [] { Value::of_json(ordered_json::parse("18446744073709551615")); }));
+TEST(Value, AnIntegerBeyond64BitsKeepsItsDigits) {
+  const std::string digits = "-18446744073709551617";
+  const auto wide = Value::of_json(wide_integer(digits));
+  EXPECT_EQ(wide.str(), digits);
+  EXPECT_EQ(to_json(List{{wide}}, {}), "[" + digits + "]");
+  EXPECT_EQ(wide.type_name(), "int");
+  EXPECT_TRUE(wide.truthy());
+  EXPECT_EQ(wide, Value::of_json(wide_integer(digits)));
+  EXPECT_EQ(Value::of_json(ordered_json::parse("18446744073709551615")).str(),
+            "18446744073709551615");
 }
 
 TEST(Value, JsonMaySortItsKeys) {
