@@ -170,6 +170,7 @@ std::vector<ConfigEntry> read_toml(const std::filesystem::path& path) {
 }
 
 ConfigEntry parse_override(std::string_view text) {
+  for (int i = 0; i < 2 && text.starts_with('+'); ++i) text.remove_prefix(1);  // Hydra's
   const auto equals = text.find('=');
   require(equals != std::string_view::npos && equals > 0, ErrorKind::kUsage,
           "{}: is no key=value, such as optim.lr=1e-5", text);

@@ -36,6 +36,7 @@ struct ConfigEntry {
 std::vector<ConfigEntry> read_toml(const std::filesystem::path& path);
 
 // "optim.lr=1e-5": the value is TOML; what is none is text, so that quotes are seldom needed.
+// Before the key + and ++ mean nothing: Hydra's scripts have them before keys that its files lack.
 // Throws Error(kUsage).
 ConfigEntry parse_override(std::string_view text);
 

@@ -188,6 +188,19 @@ ConfigRules<PpoConfig> record_rules() {
   };
 }
 
+ConfigRules<PpoConfig> frequency_rules() {
+  return {
+      {"epochs_end_within_steps",
+       {"checkpoint.save_freq", "trainer.test_freq"},
+       [](const PpoConfig& c) {
+         return !c.checkpoint.save_freq.after_each_epoch &&
+                !c.trainer.run.test_freq.after_each_epoch;
+       },
+       "after_each_epoch is of sft: a step of reinforcement learning may take more prompts than a "
+       "batch, so that an epoch ends in the middle of one"},
+  };
+}
+
 ConfigRules<PpoConfig> reward_rules() {
   return {
       {"a_reward_model_to_score",
@@ -348,18 +361,19 @@ ConfigRules<PpoConfig> make_ppo_rules() {
     return ScaleFactorView{c.critic.loss_scale_factor.has_value(), c.critic_loss_aggregation()};
   });
   add_rules(rules, algorithm_rules(), "", itself);
+  add_rules(rules, frequency_rules(), "", itself);
   add_rules(rules, reward_rules(), "", itself);
   add_rules(rules, record_rules(), "", itself);
   add_rules(rules, run_rules(), "", [](const PpoConfig& c) {
     return RunView{c.checkpoint, c.trainer.run, c.global_profiler, c.data.val_files,
-                   c.checkpoint.save_freq > 0};
+                   c.checkpoint.save_freq.is_regular()};
   });
   return rules;
 }
 
 bool validates(const PpoConfig& c) {
-  return !c.data.val_files.empty() &&
-         (c.trainer.run.test_freq > 0 || c.trainer.run.val_before_train || c.trainer.val_only);
+  return !c.data.val_files.empty() && (c.trainer.run.test_freq.is_regular() ||
+                                       c.trainer.run.val_before_train || c.trainer.val_only);
 }
 
 // Keys of parts that a run may lack. verl has them.

@@ -8,6 +8,30 @@
 
 namespace ferry::trainer {
 
+template <>
+struct ConfigType<Frequency> {
+  static constexpr const char* kAfterEachEpoch = "after_each_epoch";
+  static std::string name() { return fmt::format("an integer or {}", kAfterEachEpoch); }
+  static std::optional<Frequency> read(const ConfigValue& value) {
+    if (value == write({.after_each_epoch = true})) return Frequency{.after_each_epoch = true};
+    const auto steps = ConfigType<int>::read(value);
+    return steps ? std::optional(Frequency{.steps = *steps}) : std::nullopt;
+  }
+  static ConfigValue write(const Frequency& frequency) {
+    if (frequency.after_each_epoch) return {std::string(kAfterEachEpoch)};
+    return ConfigType<int>::write(frequency.steps);
+  }
+};
+template <>
+struct UsualLimit<Frequency> {
+  static ConfigLimit limit() {
+    const auto of_steps = at_least(-1);
+    return {.words = of_steps.words, .holds = [of_steps](const ConfigValue& value) {
+              return std::holds_alternative<std::string>(value.value) || of_steps.holds(value);
+            }};
+  }
+};
+
 int EngineConfig::data_parallel_size(int world_size, std::string_view section) const {
   const auto& p = parallel;
   const auto dense =
@@ -168,9 +192,8 @@ void list(ConfigTable& table, std::string section, CheckpointSection& c) {
   table.section(std::move(section), "Checkpoints, below trainer.default_local_dir");
   table.add(
       "save_freq", c.save_freq,
-      "steps between checkpoints; -1: sft saves behind its last step alone, grpo and ppo never; "
-      "0: no checkpoints",
-      at_least(-1));
+      "steps between checkpoints; after_each_epoch: sft saves behind the last step of each; -1: "
+      "sft saves behind its last step alone, grpo and ppo never; 0: no checkpoints");
   table.add("keep_last", c.keep_last, "number of newest checkpoints that are kept; not set: all",
             at_least(1));
   table.add("keep_every", c.keep_every, "also keep checkpoints whose step is a multiple of this",
@@ -208,8 +231,8 @@ void list(ConfigTable& table, std::string section, TrainerConfig& c) {
   table.add("val_before_train", c.val_before_train, "validate before the first step");
   table.add(
       "test_freq", c.test_freq,
-      "steps between validations; -1: sft validates behind its last step alone, grpo and ppo never",
-      at_least(-1));
+      "steps between validations; after_each_epoch: sft validates behind the last step of each; "
+      "-1: sft validates behind its last step alone, grpo and ppo never");
 }
 
 void list(ConfigTable& table, std::string section, GlobalProfilerConfig& c) {

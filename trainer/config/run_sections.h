@@ -93,8 +93,21 @@ struct OptimConfig {
   bool operator==(const OptimConfig&) const = default;
 };
 
+// The steps behind which a run saves or validates.
+struct Frequency {
+  int steps = -1;                 // between two times; -1: as the kind of run says; 0: never
+  bool after_each_epoch = false;  // instead: behind the last step of each
+  bool is_regular() const { return after_each_epoch || steps > 0; }
+  // True if it comes behind `step`, which is counted from 1.
+  bool comes_behind(std::int64_t step, std::int64_t steps_per_epoch) const {
+    const auto every = after_each_epoch ? steps_per_epoch : steps;
+    return every > 0 && step % every == 0;
+  }
+  bool operator==(const Frequency&) const = default;
+};
+
 struct CheckpointSection {
-  int save_freq = -1;
+  Frequency save_freq{};
   std::optional<int> keep_last{};
   std::optional<int> keep_every{};
   bool async_save = false;
@@ -116,7 +129,7 @@ struct TrainerConfig {
   std::string experiment_name{};  // default: the name of the run's folder
   bool logs_to(Logger destination) const;
   bool val_before_train = false;
-  int test_freq = -1;
+  Frequency test_freq{};
   bool operator==(const TrainerConfig&) const = default;
 };
 

@@ -185,7 +185,8 @@ ConfigRules<RunView> run_rules() {
       {"validation_needs_records",
        {"data.val_files", "trainer.test_freq", "trainer.val_before_train"},
        [](const C& c) {
-         return !c.val_files.empty() || (c.trainer.test_freq <= 0 && !c.trainer.val_before_train);
+         return !c.val_files.empty() ||
+                (!c.trainer.test_freq.is_regular() && !c.trainer.val_before_train);
        },
        "there is nothing to validate on"},
       {"discrete_profiles_do_not_continue",

@@ -48,7 +48,7 @@ ConfigRules<SftConfig> make_sft_rules() {
             [](const SftConfig& c) -> const OptimConfig& { return c.optim; });
   add_rules(rules, run_rules(), "", [](const SftConfig& c) {
     return RunView{c.checkpoint, c.trainer, c.global_profiler, c.data.val_files,
-                   c.checkpoint.save_freq != 0};
+                   c.checkpoint.save_freq != Frequency{0}};
   });
   add_rules(rules, profiler_rules(), "profiler", [](const SftConfig& c) {
     return ProfilerView{c.global_profiler, c.profiler};

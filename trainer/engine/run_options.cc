@@ -20,6 +20,20 @@ double LoadBalancingConfig::*coeff_of(LoadBalancingType type) {
   }
 }
 
+std::filesystem::path hf_folder(const std::filesystem::path& root) {
+  return root / "hf_model";
+}
+
+// The last time at which a file of `folder` was written whose name ends so.
+std::filesystem::file_time_type newest_write(const std::filesystem::path& folder,
+                                             std::string_view ending = {}) {
+  auto newest = std::filesystem::file_time_type::min();
+  for (const auto& entry : std::filesystem::directory_iterator(folder))
+    if (entry.is_regular_file() && entry.path().native().ends_with(ending))
+      newest = std::max(newest, entry.last_write_time());
+  return newest;
+}
+
 }  // namespace
 
 models::World::Options world_options(const TrainerConfig& config) {
@@ -93,7 +107,7 @@ std::filesystem::path tokenizer_folder(const ModelConfig& config,
 }
 
 void save_hf(const std::filesystem::path& root, const std::filesystem::path& hf_config) {
-  const auto target = root / "hf_model";
+  const auto target = hf_folder(root);
   try {
     converter::convert({.from = root,
                         .to = target,
@@ -105,6 +119,20 @@ void save_hf(const std::filesystem::path& root, const std::filesystem::path& hf_
     if (error.kind() == ErrorKind::kIo)  // instead of an option of ferry convert
       error.set_hint("the checkpoint itself is whole: the same command goes on from it");
     throw;
+  }
+}
+
+// A save begins when the files of the save before are written, and writes them when it is over.
+bool has_newest_hf(const std::filesystem::path& root, const std::filesystem::path& hf_config) {
+  try {
+    const auto written = converter::open(hf_folder(root), {});
+    const auto saved = converter::open(root, {.hf_config = hf_config});
+    return newest_write(written.location.folder, ".safetensors") >
+           newest_write(saved.location.folder);
+  } catch (const Error&) {
+    return false;
+  } catch (const std::filesystem::filesystem_error&) {
+    return false;
   }
 }
 

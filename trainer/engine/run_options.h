@@ -38,4 +38,7 @@ std::filesystem::path tokenizer_folder(const ModelConfig& config,
 // before is replaced. (A folder named "huggingface" would make a run of verl's of it.) By one rank.
 void save_hf(const std::filesystem::path& root, const std::filesystem::path& hf_config);
 
+// True if hf_model/ is whole and newer than the newest iteration, of which it is then.
+bool has_newest_hf(const std::filesystem::path& root, const std::filesystem::path& hf_config);
+
 }  // namespace ferry::trainer

@@ -6,6 +6,8 @@
 #include <string>
 
 #include "distckpt/base/error.h"
+#include "distckpt/base/integers.h"
+#include "models/spec/pipeline_stages.h"
 #include "models/spec/sharding.h"
 #include "trainer/config/ppo_rules.h"
 
@@ -19,6 +21,31 @@ std::vector<int> ranks_of(const std::vector<int>& named, int world_size) {
   return all;
 }
 
+// Throws unless an update can be cut into as many micro-batches as an interleaved pipeline has
+// stages, or a multiple.
+void check_interleaved(const RoleSetup& role, const std::string& batch, std::int64_t dp) {
+  const auto& parallel = role.engine.parallel;
+  const auto& learning = role.memory.learning;
+  const auto stages = models::pipeline_stages(parallel, static_cast<int>(role.model.num_layers),
+                                              static_cast<int>(role.model.mtp_num_layers));
+  if (stages.num_chunks == 1) return;
+  const auto pp = parallel.pipeline_model_parallel_size;
+  const auto mine = role.memory.batch_size / dp;
+  if (learning.size.use_dynamic_bsz) {
+    require(mine >= pp, ErrorKind::kUsage,
+            "{}: {} sequences of an update on each data parallel rank are fewer than the {} stages "
+            "of an interleaved pipeline",
+            batch, mine, pp);
+    return;
+  }
+  const std::int64_t size = learning.size.micro_batch_size_per_gpu.value_or(1);
+  const auto count = distckpt::ceil_div(mine, size);
+  require(count % pp == 0, ErrorKind::kUsage,
+          "{}: {} sequences of an update on each data parallel rank make {} micro-batches of {} "
+          "({}micro_batch_size_per_gpu), no multiple of the {} stages of an interleaved pipeline",
+          batch, mine, count, size, learning.prefix, pp);
+}
+
 // Checks a role that has all its fields. `batch`: the settings that an update's sequences are the
 // product of, where the role trains.
 RoleSetup checked(RoleSetup role, const std::string& batch) {
@@ -28,6 +55,7 @@ RoleSetup checked(RoleSetup role, const std::string& batch) {
   require(!role.trains || role.memory.batch_size % dp == 0, ErrorKind::kUsage,
           "{}: {} sequences of an update are no multiple of the {} data parallel ranks", batch,
           role.memory.batch_size, dp);
+  if (role.trains) check_interleaved(role, batch, dp);
   return role;
 }
 
@@ -100,7 +128,7 @@ RunSetup setup_of(const SftConfig& config,
                             "data.train_batch_size")},
           .sequences = config.data.train_batch_size,
           .longest_sequence = config.data.max_length,
-          .saves = config.checkpoint.save_freq > 0,
+          .saves = config.checkpoint.save_freq.is_regular(),
           .async_save = config.checkpoint.async_save};
 }
 
@@ -114,7 +142,7 @@ RunSetup setup_of(const PpoConfig& config,
                  .sequences = sequences,
                  .prompt_tokens = config.data.max_prompt_length,
                  .longest_sequence = config.longest_sequence(),
-                 .saves = config.checkpoint.save_freq > 0,
+                 .saves = config.checkpoint.save_freq.is_regular(),
                  .async_save = config.checkpoint.async_save};
   const auto add = [&](Role role, const models::TransformerConfig& model,
                        const EngineConfig& engine, const std::vector<int>& ranks,

@@ -62,7 +62,8 @@ struct ModelsOfRun {
 };
 
 // Throw Error(kUsage) for a mesh that does not fill its ranks, that the model cannot be split over,
-// or among whose data parallel ranks an update's sequences cannot be shared out.
+// among whose data parallel ranks an update's sequences cannot be shared out, or whose interleaved
+// pipeline they cannot fill.
 RunSetup setup_of(const SftConfig& config,
                   const models::TransformerConfig& model,
                   int world_size,

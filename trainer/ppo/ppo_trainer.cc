@@ -36,11 +36,14 @@ PpoTrainer::PpoTrainer(const PpoConfig& config, models::World& world, PpoOutput 
                tools_.schemas,
                origin_->map.config),
       stream_(open_records(config.data, config.trainer.run, /*training=*/true)),
-      total_steps_(total_training_steps(
-          config.trainer.run,
-          "data.train_batch_size",
-          config.data.train_batch_size,
-          [&] { return count_records(world, stream_, prompt_parser(encoder_, config_)); })),
+      total_steps_(
+          run_length(
+              config.trainer.run,
+              config.checkpoint.save_freq,
+              "data.train_batch_size",
+              config.data.train_batch_size,
+              [&] { return count_records(world, stream_, prompt_parser(encoder_, config_)); })
+              .steps),
       start_(
           run_start(config.checkpoint, config.trainer.run.default_local_dir, role_folders(config))),
       workers_(world, config_, origin_, encoder_, tools_, total_steps_),
@@ -156,8 +159,7 @@ void PpoTrainer::report_run() {
 }
 
 void PpoTrainer::validate() {
-  const bool due =
-      !config_.data.val_files.empty() && is_due(step_, config_.trainer.run.test_freq, total_steps_);
+  const bool due = !config_.data.val_files.empty() && is_due(config_.trainer.run.test_freq, step_);
   // The next step would wait for these answers, too.
   if (rollout_->is_answering_ahead() && (due || saves_behind(step_)))
     log_->phase("gen", [&] { rollout_->finish_answering_ahead(); });
@@ -166,8 +168,12 @@ void PpoTrainer::validate() {
   log_->phase("testing", [&] { log_->metrics().merge(rollout_->validate(step_)); });
 }
 
+bool PpoTrainer::is_due(const Frequency& frequency, std::int64_t step) const {
+  return frequency.comes_behind(step, 0) || (frequency.is_regular() && step == total_steps_);
+}
+
 bool PpoTrainer::saves_behind(std::int64_t step) const {
-  return is_due(step, config_.checkpoint.save_freq, total_steps_);
+  return is_due(config_.checkpoint.save_freq, step);
 }
 
 void PpoTrainer::resume() {

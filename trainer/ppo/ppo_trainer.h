@@ -62,6 +62,8 @@ class PpoTrainer {
 
   void resume();
   void save();
+  // True where `frequency` says so, and behind the last step.
+  bool is_due(const Frequency& frequency, std::int64_t step) const;
   bool saves_behind(std::int64_t step) const;
   void finish_save(bool wait = true);
   void published() const;  // behind a checkpoint that is whole

@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cctype>
 #include <cmath>
 #include <cstdlib>
@@ -149,11 +148,6 @@ bool passes(const std::optional<std::string>& said, const json& expected, bool r
 }
 
 }  // namespace
-
-bool is_code(std::string_view data_source) {
-  constexpr std::array<std::string_view, 4> kCode{"codecontests", "apps", "codeforces", "taco"};
-  return std::ranges::find(kCode, data_source) != kCode.end();
-}
 
 void require_sandbox(const std::vector<std::string>& sandbox) {
   constexpr std::string_view kMade = "made";

@@ -24,8 +24,6 @@ struct CodeRewardOptions {
   std::chrono::milliseconds timeout = std::chrono::seconds(10);  // of a test
 };
 
-bool is_code(std::string_view data_source);
-
 // Throws Error(kUsage) if the program above makes no sandbox; it has then said why on standard
 // error.
 void require_sandbox(const std::vector<std::string>& sandbox);

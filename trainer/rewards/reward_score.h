@@ -19,16 +19,19 @@ struct RewardScore {
   bool operator==(const RewardScore&) const = default;
 };
 
-// openai/gsm8k; lighteval/MATH, DigitalLearningGmbH/MATH-lighteval, HuggingFaceH4/MATH-500;
-// math_dapo, math, math_dapo_reasoning, aime*; math_verify. Throws Error(kUsage) for other data.
+// The score by the rule of the data (docs/training/rewards.md lists them); a ground truth that is
+// no text is JSON. Throws Error(kUsage) for data that no rule scores.
 RewardScore default_compute_score(std::string_view data_source,
                                   std::string_view solution_str,
                                   std::string_view ground_truth);
 
 // Finds what default_compute_score() would, out of a record alone. Throws Error(kUsage) for data
-// that no rule scores, with what does as a hint; Error(kCorrupt) for a ground truth in JSON that no
-// answer could be: a list, an object, nothing.
+// that no rule scores, with what does as a hint; Error(kCorrupt) for a ground truth that the rule
+// finds in no answer, such as a list or nothing.
 void require_rule(std::string_view data_source, const nlohmann::ordered_json& ground_truth);
+
+// True if the data are programs, which tests score (trainer/rewards/code_reward.h).
+bool is_code(std::string_view data_source);
 
 // True if the whole answer has a form: "<think>[\s\S]*?</think>\s*<answer>[\s\S]*?</answer>\s*".
 // The syntax is that of rollout/text/regex/regex.h, where a point is anything but the end of a

@@ -99,7 +99,9 @@ void finish_resumed_save(const RunStart& start,
                      .keep_last = kept_of_roles(checkpoint.keep_last.value_or(0), roles.size()),
                      .keep_every = checkpoint.keep_every.value_or(0)},
                     start.step);
-  if (checkpoint.save_hf) save_hf(role_folder(folder, roles.front()), model.hf_config_path);
+  const auto exported = role_folder(folder, roles.front());
+  if (checkpoint.save_hf && !has_newest_hf(exported, model.hf_config_path))
+    save_hf(exported, model.hf_config_path);
 }
 
 }  // namespace ferry::trainer

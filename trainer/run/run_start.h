@@ -31,8 +31,9 @@ RunStart run_start(const CheckpointSection& checkpoint,
 bool goes_on(const RunStart& start, const std::filesystem::path& folder);
 
 // Finishes the save of the step that the run in `folder` goes on from, which may have been killed
-// between the last rename and its end: publish_resumed() of every role, and save_hf. Nothing if
-// the run begins anew or goes on from another one. Called by one process, after loading.
+// between the last rename and its end: publish_resumed() of every role, and save_hf() unless that
+// is done. Nothing if the run begins anew or goes on from another one. Called by one process, after
+// loading.
 void finish_resumed_save(const RunStart& start,
                          const CheckpointSection& checkpoint,
                          const ModelConfig& model,

@@ -10,14 +10,18 @@
 
 namespace ferry::trainer {
 
-std::int64_t total_training_steps(const TrainerConfig& run,
-                                  std::string_view batch_key,
-                                  int batch_size,
-                                  const std::function<ParsedRows()>& count) {
-  if (run.total_training_steps) return *run.total_training_steps;
+RunLength run_length(const TrainerConfig& run,
+                     const Frequency& saving,
+                     std::string_view batch_key,
+                     int batch_size,
+                     const std::function<ParsedRows()>& count) {
+  const bool counts_epochs = saving.after_each_epoch || run.test_freq.after_each_epoch;
+  if (run.total_training_steps && !counts_epochs) return {.steps = *run.total_training_steps};
   const auto rows = count();
   const auto of_epoch = rows.count / batch_size;
-  if (of_epoch > 0) return of_epoch * run.total_epochs;
+  if (of_epoch > 0)
+    return {.steps = run.total_training_steps.value_or(of_epoch * run.total_epochs),
+            .steps_per_epoch = of_epoch};
   throw Error(
       ErrorKind::kUsage,
       fmt::format("data.train_files: {} records that are neither malformed nor filtered are less "

@@ -28,13 +28,20 @@ RecordStream open_records(const Data& data, const TrainerConfig& run, bool train
                        .drop_last = training});
 }
 
+struct RunLength {
+  std::int64_t steps = 0;
+  std::int64_t steps_per_epoch = 0;  // 0: it was not counted
+};
+
 // Steps of the run: those that were asked for, or as many whole batches as the epochs have of
-// records that are neither malformed nor filtered, which `count` tells. Throws Error(kUsage),
-// naming the key of the batch size, and the first malformed record, if there is not one.
-std::int64_t total_training_steps(const TrainerConfig& run,
-                                  std::string_view batch_key,
-                                  int batch_size,
-                                  const std::function<ParsedRows()>& count);
+// records that are neither malformed nor filtered, which `count` tells; it is asked where something
+// is due behind each epoch, too. Throws Error(kUsage), naming the key of the batch size, and the
+// first malformed record, if there is not one.
+RunLength run_length(const TrainerConfig& run,
+                     const Frequency& saving,
+                     std::string_view batch_key,
+                     int batch_size,
+                     const std::function<ParsedRows()>& count);
 
 // The sum of what `count` says of each rank's share, with the first malformed row of this rank's.
 // Called by all ranks.
@@ -47,12 +54,6 @@ template <typename Parse>
 ParsedRows count_records(models::World& world, const RecordStream& stream, const Parse& parse) {
   return count_together(
       world, [&](int rank, int num_ranks) { return stream.count_parsed(parse, rank, num_ranks); });
-}
-
-// True if something is due behind `step` that comes every `frequency` steps and behind the last;
-// -1: never.
-constexpr bool is_due(std::int64_t step, int frequency, std::int64_t total_steps) {
-  return frequency > 0 && (step % frequency == 0 || step == total_steps);
 }
 
 // Steps in a row without a finite gradient.

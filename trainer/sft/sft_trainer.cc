@@ -76,11 +76,12 @@ SftTrainer::SftTrainer(const SftConfig& config, models::World& world, SftOutput 
       config_(planned_.config),
       encoder_(tokenizer_folder(config.model, *origin_), config.data, origin_->map.config),
       stream_(open_records(config.data, config.trainer, /*training=*/true)),
-      total_steps_(total_training_steps(config.trainer,
-                                        "data.train_batch_size",
-                                        config.data.train_batch_size,
-                                        [&] { return count_records(world, stream_, parser()); })),
-      engine_(world, engine_options(config_, origin_, total_steps_)),
+      length_(run_length(config.trainer,
+                         config.checkpoint.save_freq,
+                         "data.train_batch_size",
+                         config.data.train_batch_size,
+                         [&] { return count_records(world, stream_, parser()); })),
+      engine_(world, engine_options(config_, origin_, length_.steps)),
       mesh_(engine_.mesh()),
       vision_(encoder_.image_reader() ? engine_.make_vision_encoder(encoder_.image_reader()->config)
                                       : nullptr),
@@ -91,7 +92,7 @@ SftTrainer::SftTrainer(const SftConfig& config, models::World& world, SftOutput 
           config.data.train_batch_size, mesh_.shape().dp());
   say(fmt::format("loaded     {} in {:.1f} s", config_.model.path, engine_.seconds_to_load()));
   resume();
-  record_ = std::make_unique<RunRecord>(config.trainer, world.rank(), step_, total_steps_,
+  record_ = std::make_unique<RunRecord>(config.trainer, world.rank(), step_, length_.steps,
                                         to_toml(config_), output_.say);
   if (world.rank() == 0)
     distckpt::write_text(std::filesystem::path(config.trainer.default_local_dir) / kPlanFile,
@@ -218,7 +219,7 @@ void SftTrainer::count_unlearned(const Batch& batch) {
     say(fmt::format(
         "note       {} rows of step {} have no token to learn (train/unlearned_rows): {}",
         batch.unlearned_rows, step_, kWhy));
-  require(steps_without_learning_ < std::min(kMost, total_steps_), ErrorKind::kCorrupt,
+  require(steps_without_learning_ < std::min(kMost, length_.steps), ErrorKind::kCorrupt,
           "data.max_length of {}: no row of {} steps in a row has a token to learn: {}",
           config_.data.max_length, steps_without_learning_, kWhy);
 }
@@ -350,22 +351,23 @@ void SftTrainer::expect_memory() const {
   for (const auto& note : notes) say("memory     " + note);
 }
 
-bool SftTrainer::is_due(int frequency, bool also_at_last) const {
-  return (frequency > 0 && step_ % frequency == 0) || (also_at_last && step_ == total_steps_);
+bool SftTrainer::is_due(const Frequency& frequency, bool also_at_last) const {
+  return frequency.comes_behind(step_, length_.steps_per_epoch) ||
+         (also_at_last && step_ == length_.steps);
 }
 
 void SftTrainer::run() {
   // A run that goes on in its own folder has done it when it began.
   if (config_.trainer.val_before_train && !goes_on_) record_->write(step_, validate());
   expect_memory();
-  while (step_ < total_steps_) {
+  while (step_ < length_.steps) {
     auto metrics = train_step();
     if (is_due(config_.trainer.test_freq, !config_.data.val_files.empty()))
       metrics.merge(validate());
     record_->write(step_, metrics);
     if (save_has_ended_) finish_save();  // tells of a save that failed without waiting for the next
     record_->show(step_, metrics);
-    if (is_due(config_.checkpoint.save_freq, config_.checkpoint.save_freq != 0)) save();
+    if (is_due(config_.checkpoint.save_freq, config_.checkpoint.save_freq != Frequency{0})) save();
   }
   finish_save();
   record_->finish();

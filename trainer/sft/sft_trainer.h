@@ -45,7 +45,7 @@ class SftTrainer {
   void run();
 
   std::int64_t step() const { return step_; }  // steps that are done
-  std::int64_t total_steps() const { return total_steps_; }
+  std::int64_t total_steps() const { return length_.steps; }
 
  private:
   struct Batch;  // what this rank runs of a batch
@@ -63,8 +63,8 @@ class SftTrainer {
   void count_unlearned(const Batch& batch);
   void say_not_finite(const Batch& batch, double loss, const StepReport& update);
   void expect_memory() const;  // before the first step
-  // True behind every `frequency` steps, and behind the last if that is `also_at_last`.
-  bool is_due(int frequency, bool also_at_last) const;
+  // True where `frequency` says so, and behind the last step if that is `also_at_last`.
+  bool is_due(const Frequency& frequency, bool also_at_last) const;
   Metrics train_step();
   Metrics validate();
   void save();
@@ -82,7 +82,7 @@ class SftTrainer {
   const SftConfig& config_;  // as planned
   SftEncoder encoder_;
   RecordStream stream_;
-  std::int64_t total_steps_;
+  RunLength length_;
   MegatronEngine engine_;
   const models::ParallelState& mesh_;
   std::unique_ptr<rollout::VisionEncoder> vision_;  // null where no images are read

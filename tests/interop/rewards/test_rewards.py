@@ -22,7 +22,7 @@ def verl(name):
     return module
 
 
-gsm8k, math_reward, math_dapo = verl("gsm8k"), verl("math_reward"), verl("math_dapo")
+gsm8k, math_reward, math_dapo, search = (verl(name) for name in ("gsm8k", "math_reward", "math_dapo", "search_r1_like_qa_em"))
 
 
 def ask(questions, *arguments):
@@ -83,6 +83,66 @@ def test_rules():
         assert 100 < right < len(cases) / 2, (source, right)
 
 
+WORDS = ["a", "an", "the", "A", "The", "AN", "a_n", "the-", "Nile", "NILE", "nile.", "\u00c4rger", "\u00e4rger", "a\u0308rger", "\u0130zmir", "\u03a3\u039f\u03a6\u039f\u03a3",
+         "\u03c3\u03bf\u03c6\u03bf\u03c2", "\u03c3\u03bf\u03c6\u03bf\u03c3", "A\u03a3'", "\u03a3", "1/2", "$5", "3,000", "U.S.", "o'clock", "\u65e5\u672c", "\u00b2", "\u00bd", "\u2019s", "\u1e9e", "\ufb01",
+         "\u212a", "'", "_", "`", "\U0001f600", "a\u200db"]
+SPACES = [" ", " ", "  ", "\n", "\t", "\u00a0", "\u2003", "\x1c", "\u200b", "-", ",", ""]
+
+
+def some_words(most):
+    return "".join(random.choice(SPACES) + random.choice(WORDS) for _ in range(random.randint(0, most)))
+
+
+def answers_of_searches(count):
+    """A solution, and targets of which often one is what stands in it, said otherwise."""
+    random.seed(19)
+    for _ in range(count):
+        said = some_words(4)
+        again = random.choice([said, said.lower(), said.upper(), f"the {said}.", " ".join(said.split()), some_words(4)])
+        solution = random.choice(["<answer>{}</answer>", "<think>x</think>\n<answer>\n{}\n</answer>.", "<answer>{}", "{}</answer>", "{}",
+                                  "<answer>no</answer> <answer>{}</answer>", "<answer><answer>{}</answer></answer>"]).format(said)
+        solution += random.choice(["", "", "</answer>" * random.randint(8, 12), "<answer>" * random.randint(8, 12), "<answer>" + some_words(2) + "</answer>"])
+        yield solution, {"target": random.choice([again, [again], [some_words(2), again], [again, again], []])}
+
+
+def test_searched_answers():
+    cases = list(answers_of_searches(10000))
+    mine = ask([{"data_source": "searchR1_nq", "solution_str": s, "ground_truth": t} for s, t in cases], "rules")
+    for (solution, truth), answer in zip(cases, mine, strict=True):
+        assert answer == {"score": silently(search.compute_score, solution, truth)}, (solution, truth)
+    assert {0, 0.25, 1} == {answer["score"] for answer in mine}
+
+
+SAME = [r"1/2 0.5 \frac{1}{2} \frac12 .5 \frac{2}{4} 2/4 50\%", r"2\sqrt{3} \sqrt{12} 2sqrt(3) \frac{6}{\sqrt{3}} 3.464 2\cdot\sqrt{3} 2*3^0.5 12^{1/2}",
+        r"36 36.0 36^\circ 36^{\circ} +36 3.6e1 6^2 6*6 36\text{cm} 36\text{units} 36degrees", r"3/2 1.5 \frac{3}{2} 1\frac{1}{2}",
+        r"2\pi 2pi \pi\cdot2 6.28 \pi+\pi 4\pi/2 \frac{4\pi}{2}", r"x+y y+x", r"2x+1 1+2x 2(x+1)-1 x+x+1 2*x+1 2x1+1", r"x^2-1 (x-1)(x+1) -1+x^2 x*x-1",
+        r"(1,2) \left(1,2\right) (1.0,2) [1,2] (2/2,2)", r"1,000 1000 1{,}000 1,\!000 1000.0 1_000 1e3 1,000,000,000", r"\text{(A)} (A) A a", r"ab ba a*b a(b) ln",
+        r"4\sqrt{2} \frac{8}{\sqrt{2}} \sqrt{32} 5.657", r"\frac{12\sqrt{3}}{5} 12\sqrt{3}/5 2.4\sqrt{3} \frac{12}{5}\sqrt{3}", r"\infty inf \sqrt \frac{1} None"]
+LATEX = ["\\tfrac 1 2", "\\sqrt { 12 }", "\\sqrt[3]{8}", "\\pi r^2", "x^10", "45 degrees", "12 \\text{cm}^2", "3 inches", "$5$", "\\mathrm{cm}", "3 million", "007", "*", "+",
+         "- ", "/", "^", "(", ")", "[", "]", ", ", ",\\!", "\\;", "\\angle", "\\triangle ABC", "\\theta", " or ", " and ", "!", "e", "i", "\\sin", "\\{", "\\}",
+         "\\pm 2", "1 1/2", "=", ":", "|x|", "\\mbox{a b}", "3.000000001"]
+
+
+def answers_of_geometry(count):
+    random.seed(23)
+    for _ in range(count):
+        some, others = (random.choice(SAME).split() for _ in range(2))
+        said = random.choice([random.choice(some), random.choice(some) + random.choice(["", " ", "+1", "^2"]), "".join(random.choices(PIECES + LATEX, k=3))])
+        truth = random.choice([*random.sample(some, 2), random.choice(others), said, said.lower(), said.replace(" ", ""), said.replace("\\", "")])
+        form = random.choice(["\\boxed{{{}}}", "<think>a\nb</think>\n so \\boxed{{{}}}.", "\\boxed{{1}} \\boxed{{{}}}", "{}", "\\boxed{{{}", "</think><think>\\boxed{{{}}}",
+                              " <think></think>\\boxed{{ {} }}"])
+        yield form.format(said), truth
+
+
+def test_geometry():
+    """Values are compared by numbers here, and by sympy in mathruler, which verl's function asks."""
+    geo3k, cases = verl("geo3k"), list(answers_of_geometry(4000))
+    mine = ask([{"data_source": "hiyouga/geometry3k", "solution_str": s, "ground_truth": t} for s, t in cases], "rules")
+    for (solution, truth), answer in zip(cases, mine, strict=True):
+        assert answer["score"] == pytest.approx(silently(geo3k.compute_score, solution, truth)), (solution, truth)
+    assert sum(answer["score"] > 0.5 for answer in mine) > len(cases) / 4
+
+
 @pytest.mark.parametrize("method", ["strict", "flexible"])
 def test_gsm8k_methods(method):
     cases = list(corpus(3000))
@@ -94,9 +154,9 @@ def test_gsm8k_methods(method):
 
 def test_names_of_data():
     names = ["openai/gsm8k", "lighteval/MATH", "DigitalLearningGmbH/MATH-lighteval", "HuggingFaceH4/MATH-500", "math_dapo", "math", "math_dapo_reasoning",
-             "aime2024", "elsewhere"]
+             "aime2024", "hiyouga/geometry3k", "elsewhere"]
     *known, unknown = ask([{"data_source": n, "solution_str": "Answer: 1\n#### 1 \\boxed{1}", "ground_truth": "1"} for n in names], "rules")
-    assert [a["score"] for a in known] == [1] * 8
+    assert [a["score"] for a in known] == [1] * 8 + [0.9]
     assert unknown["kind"] == "usage" and "no rule scores data_source elsewhere" in unknown["error"] and "--reward-command" in unknown["error"]
 
 

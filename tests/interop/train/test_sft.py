@@ -222,6 +222,16 @@ def test_a_run_of_every_kind_of_layer_goes_on_to_the_byte(kind, tmp_path):
     assert elsewhere[0] == pytest.approx(whole[2], rel=1e-6)  # a sum over ranks, in another order
 
 
+def test_epochs_end_with_a_checkpoint_and_a_validation(world, tmp_path):
+    """verl's save_freq and test_freq: its steps_per_epoch is that of whole batches, and both come behind the last step, too."""
+    write_rows(tmp_path / "train.jsonl", conversations()[:3 * BATCH + 1])
+    train(world, tmp_path / "run", **{"data.train_files": [str(tmp_path / "train.jsonl")], "data.val_files": [str(world / "train.jsonl")],
+          "trainer.total_training_steps": 7, "checkpoint.save_freq": "after_each_epoch", "trainer.test_freq": "after_each_epoch"})
+    assert sorted(path.name for path in (tmp_path / "run").glob("iter_*")) == ["iter_0000003", "iter_0000006", "iter_0000007"]
+    steps = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert [step["step"] for step in steps if "val/loss" in step["data"]] == [3, 6, 7]
+
+
 @pytest.mark.parametrize("background", [False, True])
 def test_each_checkpoint_comes_out_as_hugging_face_files(background, world, tmp_path):
     import torch
@@ -231,6 +241,16 @@ def test_each_checkpoint_comes_out_as_hugging_face_files(background, world, tmp_
     train(world, tmp_path, **saving, **{"trainer.total_training_steps": STEPS - 2})
     train(world, tmp_path, **saving)
     assert [folder.name for folder in tmp_path.glob("iter_*")] == [f"iter_{STEPS:07}"]
+    run_ok("verify", tmp_path, tmp_path / "hf_model")
+
+    def written():
+        return {path.name: path.stat().st_mtime_ns for path in (tmp_path / "hf_model").iterdir()}
+    whole = written()
+    train(world, tmp_path, **saving)
+    assert written() == whole  # the run is over, and nothing is left to write
+    weights = tmp_path / "hf_model" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    train(world, tmp_path, **saving)
     run_ok("verify", tmp_path, tmp_path / "hf_model")
     before = transformers.AutoModelForCausalLM.from_pretrained(world / "model")
     after = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf_model")

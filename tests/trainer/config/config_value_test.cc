@@ -63,6 +63,7 @@ TEST(Overrides, TakeTextWithoutQuotes) {
   EXPECT_EQ(to_toml(value("a={ y.z = 2, x = [1], \"b c\" = {} }")),
             "{\"b c\" = {}, x = [1], y = {z = 2}}");
   EXPECT_TRUE(std::holds_alternative<ConfigNull>(parse_override("a=null").value));
+  for (const char* text : {"+a.b=1", "++a.b=1"}) EXPECT_EQ(parse_override(text).key, "a.b") << text;
 }
 
 TEST(Overrides, RefuseWhatIsNoPair) {

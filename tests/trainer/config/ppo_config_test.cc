@@ -288,10 +288,23 @@ TEST(PpoConfig, SuggestsTheKeyThatAPeersNameIsNear) {
       {"critic.model.enable_gradient_checkpointing=True", "critic.megatron.recompute_granularity"},
       {"data.reward_fn_key=data_source", "the column is data_source"},
       {"trainer.log_val_generations=10", "trainer.log_samples"},
+      {"+actor_rollout_ref.actor.megatron.override_transformer_config.recompute_method=uniform",
+       "actor_rollout_ref.actor.megatron.recompute_method: Megatron-Core's keys"},
+      {"actor_rollout_ref.actor.megatron.override_transformer_config.moe_permute_fusion=True",
+       "kernels are Ferry's own"},
+      {"actor_rollout_ref.actor.megatron.router_replay.mode=R3",
+       "actor_rollout_ref.actor.router_replay.mode"},
+      {"actor_rollout_ref.rollout.pipeline_model_parallel_size=2", "a rollout has no stages"},
+      {"reward.reward_model.enable=True", "reward_model.enable"},
+      {"reward.reward_manager.name=dapo", "reward_model.command: a program scores"},
+      {"reward.reward_kwargs.overlong_buffer_cfg.len=9", "reward_model.overlong_buffer.enable"},
+      {"distillation.teacher_models.teacher_model.inference.temperature=1", "not implemented"},
+      {"data.tokenizer=hf", "actor_rollout_ref.model.tokenizer_path"},
   };
   const std::string_view without = "there is no such key";
-  for (const auto* key : {"critic.enable", "actor_rollout_ref.model.use_shm",
-                          "data.validation_shuffle", "actor_rollout_ref.rollout.layered_summon"}) {
+  for (const auto* key :
+       {"critic.enable", "actor_rollout_ref.model.use_shm", "data.validation_shuffle",
+        "actor_rollout_ref.rollout.layered_summon", "trainer.esi_redundant_time"}) {
     EXPECT_TRUE(fails(ErrorKind::kUsage, {without}, [&] { load({key + std::string("=1")}); }));
     EXPECT_FALSE(fails(ErrorKind::kUsage, {"did you mean"}, [&] {
       load({key + std::string("=1")});

@@ -91,6 +91,26 @@ TEST(SftConfig, SuggestsTheKeyThatAPeersNameIsNear) {
                     [] { load_sft({"engine.tensor_parallel_size=2"}); }));
 }
 
+TEST(SftConfig, SavesAndValidatesEverySoManyStepsOrBehindEachEpoch) {
+  const auto config = load_sft(
+      {"checkpoint.save_freq=after_each_epoch", "trainer.test_freq=5", "data.val_files=v"});
+  EXPECT_EQ(config.checkpoint.save_freq, Frequency{.after_each_epoch = true});
+  EXPECT_EQ(config.trainer.test_freq, Frequency{.steps = 5});
+  EXPECT_NE(to_toml(config).find("\nsave_freq = \"after_each_epoch\" "), std::string::npos);
+  for (const char* value : {"sometimes", "-2", "2.5"})
+    EXPECT_TRUE(fails(ErrorKind::kUsage, {"checkpoint.save_freq: is"}, [&] {
+      load_sft({std::string("checkpoint.save_freq=") + value});
+    })) << value;
+}
+
+TEST(Frequency, ComesBehindStepsThatItDivides) {
+  EXPECT_TRUE(Frequency{.steps = 3}.comes_behind(6, 0));
+  EXPECT_FALSE(Frequency{.steps = 3}.comes_behind(7, 0));
+  EXPECT_FALSE(Frequency{.steps = -1}.comes_behind(1, 1));
+  EXPECT_TRUE(Frequency{.after_each_epoch = true}.comes_behind(8, 4));
+  EXPECT_FALSE(Frequency{.after_each_epoch = true}.comes_behind(6, 4));
+}
+
 TEST(SftConfig, NamesTheLinesOfAContradiction) {
   const support::TempDir dir;
   distckpt::write_text(dir / "run.toml", "[engine]\nvirtual_pipeline_model_parallel_size = 2\n");

@@ -99,6 +99,37 @@ TEST(RunSetup, RefusesABatchThatDataParallelRanksCannotShare) {
                     [&] { setup_of(config, llama_8b(), 4, kH200); }));
 }
 
+TEST(RunSetup, RefusesAnUpdateThatDoesNotFillAnInterleavedPipeline) {
+  SftConfig config;
+  config.engine.parallel.pipeline_model_parallel_size = 4;
+  config.engine.parallel.virtual_pipeline_model_parallel_size = 2;
+  config.data.train_batch_size = 6;
+  EXPECT_EQ(setup_of(config, llama_8b(), 4, kH200).sequences, 6);
+  EXPECT_TRUE(fails(ErrorKind::kUsage,
+                    {"data.train_batch_size", "3 sequences", "the 4 stages of an interleaved"},
+                    [&] { setup_of(config, llama_8b(), 8, kH200); }));
+  config.data.use_dynamic_bsz = false;
+  config.data.micro_batch_size_per_gpu = 2;
+  EXPECT_TRUE(fails(ErrorKind::kUsage,
+                    {"6 sequences", "3 micro-batches of 2 (data.micro_batch_size_per_gpu)"},
+                    [&] { setup_of(config, llama_8b(), 4, kH200); }));
+  config.engine.parallel.virtual_pipeline_model_parallel_size = {};
+  EXPECT_EQ(setup_of(config, llama_8b(), 4, kH200).sequences, 6);
+}
+
+TEST(RunSetup, RefusesMiniBatchesThatDoNotFillAnInterleavedPipeline) {
+  auto config = grpo();  // mini-batches of 16 x 8
+  config.actor.megatron.parallel.pipeline_model_parallel_size = 4;
+  config.actor.megatron.parallel.virtual_pipeline_model_parallel_size = 2;
+  EXPECT_NO_THROW(setup(config));
+  config.actor.use_dynamic_bsz = false;
+  config.actor.ppo_micro_batch_size_per_gpu = 64;
+  EXPECT_TRUE(fails(ErrorKind::kUsage,
+                    {"actor_rollout_ref.actor.ppo_mini_batch_size x actor_rollout_ref.rollout.n",
+                     "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"},
+                    [&] { setup(config); }));
+}
+
 TEST(MemorySettings, NameTheKeysOfTheirRole) {
   const auto config = grpo();
   const auto actor = memory_settings(config, Role::kActor);

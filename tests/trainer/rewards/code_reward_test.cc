@@ -118,11 +118,5 @@ TEST(CodeReward, SaysThatThereIsNoSandbox) {
                     [&] { code_reward(python("print(1)"), kSums, options); }));
 }
 
-TEST(IsCode, KnowsItsDataSets) {
-  EXPECT_TRUE(is_code("codecontests"));
-  EXPECT_TRUE(is_code("taco"));
-  EXPECT_FALSE(is_code("openai/gsm8k"));
-}
-
 }  // namespace code_reward_test
 }  // namespace ferry::trainer

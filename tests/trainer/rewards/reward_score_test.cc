@@ -57,6 +57,32 @@ TEST(RequireRule, RefusesARecordThatNoAnswerCouldMatch) {
                     [] { require_rule("apps", "{}"); }));
 }
 
+TEST(DefaultComputeScore, FindsSearchedAnswersAmongTargets) {
+  for (const char* source :
+       {"searchR1_nq", "searchR1_triviaqa", "searchR1_popqa", "searchR1_hotpotqa",
+        "searchR1_2wikimultihopqa", "searchR1_musique", "searchR1_bamboogle"})
+    EXPECT_EQ(
+        default_compute_score(source, "<answer>The Nile</answer>", R"({"target": ["x", "nile"]})"),
+        RewardScore{.score = 1})
+        << source;
+}
+
+TEST(RequireRule, WantsTargetsOfSearchedAnswers) {
+  const auto parsed = [](const char* text) { return nlohmann::ordered_json::parse(text); };
+  for (const char* truth : {R"({"target": "a"})", R"({"target": ["a", "b"]})", R"({"target": []})"})
+    EXPECT_NO_THROW(require_rule("searchR1_nq", parsed(truth))) << truth;
+  for (const char* truth : {R"("a")", R"({"target": 3})", R"({"target": [3]})", "[\"a\"]", "null"})
+    EXPECT_TRUE(support::fails(ErrorKind::kCorrupt, {"ground_truth: names no answers"}, [&] {
+      require_rule("searchR1_nq", parsed(truth));
+    })) << truth;
+}
+
+TEST(IsCode, KnowsItsDataSets) {
+  EXPECT_TRUE(is_code("codecontests"));
+  EXPECT_TRUE(is_code("taco"));
+  EXPECT_FALSE(is_code("openai/gsm8k"));
+}
+
 TEST(FormatReward, IsForAnAnswerOfTheForm) {
   EXPECT_EQ(FormatReward("<a>[0-9]+</a>", 0.25).compute_score("<a>12</a>"), 0.25);
 }

@@ -20,9 +20,9 @@
 #include <vector>
 
 #include "distckpt/base/error.h"
-#include "trainer/rewards/gsm8k.h"
 #include "trainer/rewards/reward_command.h"
 #include "trainer/rewards/reward_score.h"
+#include "trainer/rewards/rules/gsm8k.h"
 
 namespace ferry::trainer {
 namespace {
@@ -40,7 +40,8 @@ json rule(const json& q) {
   const std::string solution = q.at("solution_str");
   if (q.contains("pattern"))
     return FormatReward(q.at("pattern").get<std::string>()).compute_score(solution);
-  const std::string truth = q.at("ground_truth");
+  const auto& given = q.at("ground_truth");
+  const auto truth = given.is_string() ? given.get<std::string>() : given.dump();
   if (q.contains("method"))
     return gsm8k::compute_score(
         solution, truth,

@@ -9,8 +9,9 @@ namespace ferry::trainer {
 namespace {
 
 struct PeersKey {
-  std::string_view name{};   // what a key ends with, or, before a *, what its end begins with
-  std::string_view other{};  // the key here, behind what stands before `name` or by itself
+  std::string_view name{};  // what a key ends with, or, before a *, what its end begins with
+  // The key here, behind what stands before `name` or by itself; *: what is behind `name`.
+  std::string_view other{};
   std::string_view says{};
 };
 
@@ -31,6 +32,11 @@ constexpr std::string_view kPerRank = "of all ranks in verl, here of each";
 constexpr std::string_view kMessages = "programs always get the messages of a prompt";
 constexpr std::string_view kEngine = "Ferry's own engine generates";
 constexpr std::string_view kPrograms = "a program scores (docs/training/rewards.md)";
+constexpr std::string_view kAbsent = "it is verl's, and not implemented (docs/training/grpo.md)";
+constexpr std::string_view kShape = "a model has the shape that its checkpoint says";
+constexpr std::string_view kOneTrainer = "there is one trainer";
+constexpr std::string_view kInPlace = "files are read where they lie";
+constexpr std::string_view kDecoding = "answers are drawn by temperature, top_k and top_p alone";
 
 constexpr PeersKey kPeersKeys[] = {
     {"data.pad_mode", "", kPacked},
@@ -40,6 +46,14 @@ constexpr PeersKey kPeersKeys[] = {
     {"data.num_workers", "", kReaders},
     {"data.dataloader_num_workers", "", kReaders},
     {"data.custom_cls*", "", "records have verl's columns (docs/training/data.md), without Python"},
+    {"data.tokenizer", "model.tokenizer_path", ""},
+    {"data.tokenizer", "actor_rollout_ref.model.tokenizer_path", ""},
+    {"data.sampler*", "data.shuffle", "the order is computed (docs/training/data.md)"},
+    {"data.validation_shuffle", "", "validation takes records in the order of their files"},
+    {"data.video_key", "", "models see images alone"},
+    {"data.image_patch_size", "", "the model's files say how it reads images"},
+    {"data.return_multi_modal_inputs", "", "images are decoded where they are needed"},
+    {"use_shm", "", kInPlace},
     {"data.multiturn*", "data.messages_key", "conversations are always turns"},
     {"data.ignore_input_ids_mismatch", "",
      "the text of a whole conversation is what is learned; a template that says its beginning "
@@ -75,6 +89,17 @@ constexpr PeersKey kPeersKeys[] = {
     {"optim.override_optimizer_config*", "", "keys of optim are set by their names"},
     {"engine.param_offload", "engine.optimizer_offload",
      "each step needs the parameters; masters and moments may be elsewhere"},
+    {"override_transformer_config.*", "*", "Megatron-Core's keys stand in the section itself"},
+    {"override_transformer_config*", "",
+     "keys of Megatron-Core that Ferry has stand in the section itself; kernels are Ferry's own"},
+    {"override_ddp_config*", "megatron.grad_reduce_in_fp32", "gradients are reduced in one way"},
+    {"override_mcore_model_config*", "", kShape},
+    {"override_config*", "", kShape},
+    {"external_lib", "", "no code of Python's is run"},
+    {"megatron.router_replay.mode", "router_replay.mode", ""},
+    {"entropy_from_logits*", "", kKernels},
+    {"entropy_checkpointing", "", kKernels},
+    {"hybrid_engine", "", "roles share all ranks unless ranks of a role say otherwise"},
     {"strategy", "", kMeshes},
     {"fsdp*", "", kMeshes},
     {"ulysses*", "", kMeshes},
@@ -90,7 +115,13 @@ constexpr PeersKey kPeersKeys[] = {
      "checkpoints are written to a folder, which other programs may copy"},
     {"trainer.log_val_generations", "trainer.log_samples",
      "all samples of validation are written (trainer.validation_data_dir)"},
-    {"trainer.use_v1", "", "there is one trainer"},
+    {"trainer.use_v1", "", kOneTrainer},
+    {"trainer.v1*", "", kOneTrainer},
+    {"trainer.use_legacy_worker_impl", "", kOneTrainer},
+    {"trainer.ray_wait_register_center_timeout", "trainer.nccl_timeout", ""},
+    {"trainer.del_local_ckpt_after_load", "checkpoint.keep_last", "older ones go"},
+    {"profiler.tool_config*", "global_profiler.tool", "nsys or torch"},
+    {"global_profiler.global_tool_config*", "global_profiler.tool", "nsys or torch"},
     {"ppo_micro_batch_size", "ppo_micro_batch_size_per_gpu", kPerRank},
     {"log_prob_micro_batch_size", "log_prob_micro_batch_size_per_gpu", kPerRank},
     {"critic.forward_max_token_len_per_gpu", "critic.ppo_max_token_len_per_gpu", ""},
@@ -118,6 +149,19 @@ constexpr PeersKey kPeersKeys[] = {
     {"rollout.max_model_len", "", "data.max_prompt_length and data.max_response_length together"},
     {"rollout.data_parallel_size", "", "ranks that do not share a model are copies of it"},
     {"rollout.engine_kwargs*", "", kEngine},
+    {"rollout.pipeline_model_parallel_size", "rollout.tensor_model_parallel_size",
+     "a rollout has no stages"},
+    {"rollout.quantization*", "", "the rollout has the actor's dtype"},
+    {"rollout.repetition_penalty", "", kDecoding},
+    {"rollout.layered_summon", "", kEngine},
+    {"rollout.multi_stage_wake_up", "", kEngine},
+    {"rollout.disable_log_stats", "", kEngine},
+    {"rollout.limit_images", "", kEngine},
+    {"rollout.cudagraph_capture_sizes", "", kEngine},
+    {"rollout.scheduling_policy", "", kEngine},
+    {"rollout.logprobs_mode", "", "log-probabilities are those of the drawn distribution"},
+    {"rollout.prometheus*", "", kEngine},
+    {"rollout.trace*", "trainer.log_samples", "answers are written to files"},
     {"multi_turn.enable", "agent.default_agent_loop", "tool_agent, env_agent or program_agent"},
     {"multi_turn.function_tool_path", "multi_turn.tool_config_path",
      "tools are programs, not functions of Python (docs/training/agents.md)"},
@@ -130,9 +174,25 @@ constexpr PeersKey kPeersKeys[] = {
     {"data.filter_overlong_prompts_workers", "", kReaders},
     {"data.tool_config_path", "actor_rollout_ref.rollout.multi_turn.tool_config_path", ""},
     {"ray_kwargs*", "", kLauncher},
+    {"ray_init*", "", kLauncher},
+    {"hydra*", "trainer.default_local_dir", "one TOML file and overrides describe a run"},
+    {"transfer_queue*", "", "ranks hand rows to each other (docs/training/grpo.md)"},
+    {"distillation*", "", kAbsent},
+    {"use_pf_ppo", "", kAbsent},
+    {"pf_ppo*", "", kAbsent},
+    {"critic.enable", "algorithm.adv_estimator", "gae has a critic, and no other has one"},
     {"rollout.name", "", kEngine},
     {"custom_reward_function*", "reward_model.command", kPrograms},
     {"reward_model.reward_manager", "reward_model.command", kPrograms},
+    {"reward.reward_manager*", "reward_model.command", kPrograms},
+    {"reward.reward_model.enable", "reward_model.enable", ""},
+    {"reward.reward_model.model_path", "reward_model.model.path", ""},
+    {"reward_kwargs*", "reward_model.overlong_buffer.enable", "it applies to every score"},
+    {"sandbox_fusion*", "reward_model.command", "\"ferry score\" tests code in its own sandbox"},
+    {"launch_reward_fn_async", "reward_model.num_workers",
+     "above 1 a program scores while others are answering"},
+    {"use_reward_loop", "reward_model.num_workers",
+     "above 1 a program scores while others are answering"},
 };
 
 // Estimators and losses of verl's that are not implemented.
@@ -159,7 +219,8 @@ std::optional<std::string> hint_for_peers_key(
     const auto at = find_name(key, name);
     if (at == key.npos) continue;
     if (other.empty()) return std::string(says);
-    for (const auto& there : {fmt::format("{}{}", key.substr(0, at), other), std::string(other)}) {
+    const auto here = other == "*" ? key.substr(at + name.size() - 1) : other;
+    for (const auto& there : {fmt::format("{}{}", key.substr(0, at), here), std::string(here)}) {
       if (exists(there)) return says.empty() ? there : fmt::format("{}: {}", there, says);
     }
   }
@@ -168,7 +229,7 @@ std::optional<std::string> hint_for_peers_key(
 
 std::optional<std::string_view> hint_for_peers_value(std::string_view value) {
   if (std::ranges::find(kPeersValues, value) == std::end(kPeersValues)) return std::nullopt;
-  return "it is verl's, and not implemented (docs/training/grpo.md)";
+  return kAbsent;
 }
 
 }  // namespace ferry::trainer

@@ -1,11 +1,11 @@
-#include "trainer/rewards/math_reward.h"
+#include "trainer/rewards/rules/math_reward.h"
 
 #include <algorithm>
 #include <array>
 #include <optional>
 #include <utility>
 
-#include "trainer/rewards/code_points.h"
+#include "trainer/rewards/rules/code_points.h"
 
 // Nothing, here, is where the original raises: then is_equiv compares what was not normalised.
 namespace ferry::trainer::math_reward {
@@ -101,14 +101,22 @@ constexpr std::array<std::pair<View, View>, 10> kReplacements{{
     {U"\\$", U""},
 }};
 
-std::optional<Text> strip_string(View original) {
+bool is_equiv(View left, View right) {
+  const auto a = strip_string(left), b = strip_string(right);
+  return a && b ? *a == *b : left == right;
+}
+
+}  // namespace
+
+std::optional<Text> strip_string(View original, bool percent) {
   Text text(original);
   for (const auto& [from, to] : kReplacements) text = replace(text, from, to);
   const auto units = split(text, U"\\text{ ");  // units stand on the right
   if (units.size() > 2) return std::nullopt;
   text = Text(units[0]);
-  text = replace(text, U"\\\\%", U"");
+  if (!percent) text = replace(text, U"\\\\%", U"");
   text = replace(text, U"\\%", U"");
+  if (percent) text = replace(text, U"%", U"");
   text = replace(text, U" .", U" 0.");
   text = replace(text, U"{.", U"{0.");
   if (text.empty()) return text;
@@ -121,13 +129,6 @@ std::optional<Text> strip_string(View original) {
   if (!fractions) return std::nullopt;
   return fix_a_slash_b(*fractions == U"0.5" ? View(U"\\frac{1}{2}") : View(*fractions));
 }
-
-bool is_equiv(View left, View right) {
-  const auto a = strip_string(left), b = strip_string(right);
-  return a && b ? *a == *b : left == right;
-}
-
-}  // namespace
 
 double compute_score(std::string_view solution_str, std::string_view ground_truth) {
   const auto boxed = last_boxed_only_string(decode(solution_str));

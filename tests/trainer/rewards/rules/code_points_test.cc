@@ -1,4 +1,4 @@
-#include "trainer/rewards/code_points.h"
+#include "trainer/rewards/rules/code_points.h"
 
 #include <gtest/gtest.h>
 

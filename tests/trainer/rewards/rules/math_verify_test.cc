@@ -1,11 +1,11 @@
-#include "trainer/rewards/math_verify.h"
+#include "trainer/rewards/rules/math_verify.h"
 
 #include <gtest/gtest.h>
 
 #include <string>
 #include <vector>
 
-#include "trainer/rewards/math_expression.h"
+#include "trainer/rewards/rules/math_expression.h"
 
 namespace ferry::trainer {
 namespace math_verify_test {

@@ -1,4 +1,4 @@
-#include "trainer/rewards/math_dapo.h"
+#include "trainer/rewards/rules/math_dapo.h"
 
 #include <gtest/gtest.h>
 

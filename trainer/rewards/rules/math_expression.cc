@@ -1,4 +1,4 @@
-#include "trainer/rewards/math_expression.h"
+#include "trainer/rewards/rules/math_expression.h"
 
 #include <algorithm>
 #include <array>

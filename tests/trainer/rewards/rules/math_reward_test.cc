@@ -1,4 +1,4 @@
-#include "trainer/rewards/math_reward.h"
+#include "trainer/rewards/rules/math_reward.h"
 
 #include <gtest/gtest.h>
 

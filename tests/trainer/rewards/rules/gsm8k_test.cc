@@ -1,4 +1,4 @@
-#include "trainer/rewards/gsm8k.h"
+#include "trainer/rewards/rules/gsm8k.h"
 
 #include <gtest/gtest.h>
 

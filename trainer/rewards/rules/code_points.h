@@ -19,8 +19,13 @@ Text replace(View text, View from, View to);
 std::vector<View> split(View text, View separator);
 View strip(View text);
 View last(View text, std::size_t count);  // text[-count:]
-bool is_space(char32_t c);                // str.isspace(), and \s of re
-bool is_digit(char32_t c);                // str.isdigit()
+Text lower(View text);
+Text join_words(View text);  // " ".join(text.split())
+bool is_space(char32_t c);   // str.isspace(), and \s of re
+bool is_digit(char32_t c);   // str.isdigit()
+bool is_letter(char32_t c);  // str.isalpha()
+bool is_word(char32_t c);    // \w of re
+bool is_ascii_punctuation(char32_t c);
 inline bool is_ascii_digit(char32_t c) {
   return c >= U'0' && c <= U'9';
 }

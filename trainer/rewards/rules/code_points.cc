@@ -1,7 +1,9 @@
-#include "trainer/rewards/code_points.h"
+#include "trainer/rewards/rules/code_points.h"
 
 #include <algorithm>
 #include <array>
+#include <cctype>
+#include <initializer_list>
 #include <utility>
 
 #include "rollout/text/unicode/unicode.h"
@@ -17,6 +19,34 @@ constexpr std::array<std::pair<char32_t, char32_t>, 20> kOtherDigits{{
     {0x24FF, 0x24FF},   {0x2776, 0x277E},   {0x2780, 0x2788},   {0x278A, 0x2792},
     {0x10A40, 0x10A43}, {0x10E60, 0x10E68}, {0x11052, 0x1105A}, {0x1F100, 0x1F10A},
 }};
+
+using Sets = std::vector<const rollout::text::CodePointSet*>;
+
+Sets sets_named(std::initializer_list<std::string_view> names) {
+  Sets sets;
+  for (const auto name : names) sets.push_back(rollout::text::CodePointSet::named(name));
+  return sets;
+}
+
+bool is_in(const Sets& sets, char32_t c) {
+  return std::ranges::any_of(sets, [&](const auto* set) { return set->contains(c); });
+}
+
+// True if the sigma at `at` ends a word: a letter that has a case comes before it and none behind,
+// whatever lies between that belongs to words (Unicode's Final_Sigma).
+bool is_final_sigma(View text, std::size_t at) {
+  constexpr View kWithin = U"'.:^`·՟״‘’․‧︓﹒﹕＇．：";
+  static const auto cased = sets_named({"Lu", "Ll", "Lt"});
+  static const auto ignored = sets_named({"Mn", "Me", "Cf", "Lm", "Sk"});
+  const auto is_within = [&](char32_t c) {
+    return kWithin.find(c) != View::npos || is_in(ignored, c);
+  };
+  auto before = at, behind = at + 1;
+  while (before > 0 && is_within(text[before - 1])) --before;
+  while (behind < text.size() && is_within(text[behind])) ++behind;
+  return before > 0 && is_in(cased, text[before - 1]) &&
+         (behind == text.size() || !is_in(cased, text[behind]));
+}
 
 }  // namespace
 
@@ -63,6 +93,42 @@ bool is_digit(char32_t c) {
   return decimal->contains(c) || std::ranges::any_of(kOtherDigits, [&](const auto& range) {
            return range.first <= c && c <= range.second;
          });
+}
+
+bool is_letter(char32_t c) {
+  static const auto* const letters = rollout::text::CodePointSet::named("L");
+  return letters->contains(c);
+}
+
+bool is_word(char32_t c) {
+  static const auto* const numbers = rollout::text::CodePointSet::named("N");
+  return c == U'_' || is_letter(c) || numbers->contains(c);
+}
+
+bool is_ascii_punctuation(char32_t c) {
+  return c < 0x80 && std::ispunct(static_cast<int>(c)) != 0;
+}
+
+Text lower(View text) {
+  Text result;
+  for (std::size_t at = 0; at < text.size(); ++at) {
+    if (text[at] == U'Σ' && is_final_sigma(text, at))
+      result += U'ς';
+    else
+      result += decode(rollout::text::lowercase(encode(text.substr(at, 1))));
+  }
+  return result;
+}
+
+Text join_words(View text) {
+  Text result;
+  for (std::size_t at = 0; at < text.size(); ++at) {
+    if (is_space(text[at])) continue;
+    const bool begins = at == 0 || is_space(text[at - 1]);
+    if (begins && !result.empty()) result += U' ';
+    result += text[at];
+  }
+  return result;
 }
 
 View strip(View text) {

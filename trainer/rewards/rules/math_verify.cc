@@ -1,4 +1,4 @@
-#include "trainer/rewards/math_verify.h"
+#include "trainer/rewards/rules/math_verify.h"
 
 #include <algorithm>
 #include <array>
@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "trainer/rewards/math_expression.h"
+#include "trainer/rewards/rules/math_expression.h"
 
 namespace ferry::trainer::math_verify {
 namespace {

@@ -1,11 +1,11 @@
-#include "trainer/rewards/math_dapo.h"
+#include "trainer/rewards/rules/math_dapo.h"
 
 #include <algorithm>
 #include <array>
 #include <optional>
 #include <utility>
 
-#include "trainer/rewards/code_points.h"
+#include "trainer/rewards/rules/code_points.h"
 
 namespace ferry::trainer::math_dapo {
 namespace {

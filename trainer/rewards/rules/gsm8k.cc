@@ -1,8 +1,8 @@
-#include "trainer/rewards/gsm8k.h"
+#include "trainer/rewards/rules/gsm8k.h"
 
 #include <optional>
 
-#include "trainer/rewards/code_points.h"
+#include "trainer/rewards/rules/code_points.h"
 
 namespace ferry::trainer::gsm8k {
 namespace {
