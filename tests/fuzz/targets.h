@@ -23,6 +23,8 @@ void manifest(std::string_view input);       // a manifest
 void journal(std::string_view input);        // a journal
 void shard_store(std::string_view input);    // an archive's index
 void tokenizer(std::string_view input);      // a tokenizer.json
+void tiktoken(std::string_view input);       // a tokenizer_config.json's line, and the tokens of a
+                                             // tiktoken.model that are no bytes
 void chat_template(std::string_view input);  // a chat template
 void json_schema(std::string_view input);    // a schema of structured outputs
 void tool_calls(std::string_view input);     // a byte for the format, and an answer
@@ -30,20 +32,11 @@ void chat_request(std::string_view input);   // the body of a completion or a ch
 void http_request(std::string_view input);   // what comes over a connection
 
 inline constexpr Target kTargets[] = {
-    {"safetensors", safetensors},
-    {"pickle", pickle},
-    {"zip", zip},
-    {"torch_dist", torch_dist},
-    {"hf_config", hf_config},
-    {"megatron_args", megatron_args},
-    {"manifest", manifest},
-    {"journal", journal},
-    {"shard_store", shard_store},
-    {"tokenizer", tokenizer},
-    {"chat_template", chat_template},
-    {"json_schema", json_schema},
-    {"tool_calls", tool_calls},
-    {"chat_request", chat_request},
+    {"safetensors", safetensors},   {"pickle", pickle},         {"zip", zip},
+    {"torch_dist", torch_dist},     {"hf_config", hf_config},   {"megatron_args", megatron_args},
+    {"manifest", manifest},         {"journal", journal},       {"shard_store", shard_store},
+    {"tokenizer", tokenizer},       {"tiktoken", tiktoken},     {"chat_template", chat_template},
+    {"json_schema", json_schema},   {"tool_calls", tool_calls}, {"chat_request", chat_request},
     {"http_request", http_request},
 };
 inline constexpr std::span<const Target> targets() {

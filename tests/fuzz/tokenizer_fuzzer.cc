@@ -1,6 +1,12 @@
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "distckpt/base/encodings.h"
+#include "rollout/text/tokenizer/tiktoken_file.h"
 #include "rollout/text/tokenizer/tokenizer.h"
 #include "tests/fuzz/property.h"
 #include "tests/fuzz/targets.h"
@@ -9,6 +15,7 @@ namespace ferry::fuzz {
 namespace {
 
 using rollout::text::DecodeStream;
+using rollout::text::ModelFiles;
 using rollout::text::TokenId;
 using rollout::text::Tokenizer;
 
@@ -29,12 +36,37 @@ void expect_sound(const Tokenizer& tokenizer, std::string_view text) {
   expect(parts == whole, "the stream says {}, the whole {}", parts, whole);
 }
 
+// The lines of a tiktoken.model that no file lacks: each byte at its own rank.
+std::string lines_of_bytes() {
+  std::string lines;
+  for (unsigned rank = 0; rank < 256; ++rank) {
+    const std::array byte{static_cast<std::byte>(rank)};
+    lines += fmt::format("{} {}\n", base64_text(byte), rank);
+  }
+  return lines;
+}
+
 }  // namespace
 
 void tokenizer(std::string_view input) {
   accepts([&] {
     const Tokenizer read(input, "fuzz");
     for (const auto text : kTexts) expect_sound(read, text);
+  });
+}
+
+void tiktoken(std::string_view input) {
+  static const auto kBytes = lines_of_bytes();
+  const auto config = input.substr(0, input.find('\n'));
+  const auto lines = input.substr(std::min(config.size() + 1, input.size()));
+  const auto read = [&](const std::string& name) -> std::optional<std::string> {
+    if (name == rollout::text::kTiktokenModel) return kBytes + std::string(lines);
+    if (name == "tokenizer_config.json") return std::string(config);
+    return std::nullopt;
+  };
+  accepts([&] {
+    const auto tokenizer = Tokenizer::from_files(ModelFiles(read, "fuzz"));
+    for (const auto text : kTexts) expect_sound(*tokenizer, text);
   });
 }
 
