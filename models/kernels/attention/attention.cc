@@ -21,8 +21,10 @@ namespace {
 // fewer: then zeros are added until there are more.
 constexpr std::int64_t kShortBlock = 512;
 constexpr std::int64_t kBlock = 1024;
-// The smallest products of a single head have other bits.
+// The smallest products of a single head have other bits, and LibTorch gives oneDNN only products
+// of more terms in all (mkldnn_gemm_min_size of aten/src/ATen/native/mkldnn/Matmul.cpp).
 constexpr std::int64_t kFewestHeads = 2;
+constexpr std::int64_t kOneDnnTerms = 16 * 16 * 16;
 // LibTorch adds up products with fewer terms in all by another loop (bmm_out_or_baddbmm_ of
 // aten/src/ATen/native/LinearAlgebra.cpp).
 constexpr std::int64_t kFewestTerms = 400;
@@ -56,6 +58,11 @@ bool adds_up_alone(const at::Tensor& x) {
 // would have other strides.
 std::int64_t fewest_rows(std::int64_t keys, std::int64_t channels) {
   return std::max<std::int64_t>(2, (kFewestTerms + keys * channels - 1) / (keys * channels));
+}
+
+// The times that heads are repeated for oneDNN to multiply them. `terms`: of a head's products.
+std::int64_t repeats_of(std::int64_t heads, std::int64_t terms) {
+  return std::max(heads < kFewestHeads ? kFewestHeads : 1, kOneDnnTerms / (heads * terms) + 1);
 }
 
 at::Tensor repeat_groups(const at::Tensor& x, std::int64_t heads) {  // [count, groups, keys, dim]
@@ -130,15 +137,16 @@ at::Tensor eager(const at::Tensor& query,
                  const AttentionOptions& options) {
   const Shape shape{query.size(1), key.size(1)};
   const auto heads = query.size(2);
+  const auto channels = std::min(query.size(3), value.size(3));
   const bool bitwise = options.alignment == Alignment::kBitwise;
   const bool in_chains = bitwise && is_host_float(query);
   const bool alone = bitwise && adds_up_alone(query);
   const bool padded_rows = bitwise && !in_chains && !alone;
   auto keys = bitwise ? round_up(shape.num_keys, kHostAttentionRows) : shape.num_keys;
   auto rows = padded_rows ? round_up(shape.num_queries, kHostAttentionRows) : shape.num_queries;
-  if (alone) rows = std::max(rows, fewest_rows(keys, std::min(query.size(3), value.size(3))));
+  if (alone) rows = std::max(rows, fewest_rows(keys, channels));
   if (padded_rows && keys > kShortBlock && keys <= kBlock) keys = kBlock + kHostAttentionRows;
-  const auto repeats = padded_rows && heads < kFewestHeads ? kFewestHeads : 1;
+  const auto repeats = padded_rows ? repeats_of(heads, rows * keys * channels) : 1;
   const auto lay_out = [&](const at::Tensor& x, std::int64_t length) {
     const auto padded =
         x.size(1) == length ? x : at::constant_pad_nd(x, {0, 0, 0, 0, 0, length - x.size(1)});

@@ -1,4 +1,4 @@
-// Attention on the host by its eager formula, in dtypes that kBitwise does not have.
+// Attention on the host by its eager formula.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -22,6 +22,33 @@ TEST(HostAttention, InHalfIsNearThatInFloat) {
           .to(at::kFloat);
     };
     EXPECT_LT((run(at::kHalf) - run(at::kFloat)).abs().max().item<float>(), 1e-2);
+  }
+}
+
+// Ranks of tensor and context parallel groups hold some heads and some rows. Terms of scores cancel
+// but for their roundings, made large, so that another order of a sum shows.
+TEST(HostAttention, OfFewRowsAndHeadsHasTheBitsOfAll) {
+  at::manual_seed(1);
+  const AttentionOptions options{.scale = 1 << 20, .alignment = Alignment::kBitwise};
+  for (int draw = 0; draw < 20; ++draw) {
+    const auto half = at::randn({24, 8, 4}) * at::exp2(at::randint(-6, 7, {24, 8, 4}));
+    const auto query = at::cat({half, half}, 2).to(at::kBFloat16);
+    const auto key_half = at::randn({24, 2, 4});
+    const auto key = at::cat({key_half, -key_half}, 2).to(at::kBFloat16);
+    const auto value = at::randn({24, 2, 8}).to(at::kBFloat16);
+    const auto all = attention(query, key, value, {{0, 24, 0, 24}}, options);
+    for (const std::int64_t heads : {1, 2, 4}) {
+      for (const std::int64_t first : {0, 6, 18}) {
+        const auto part = [&](const at::Tensor& x) {
+          return x.narrow(0, first, 6).narrow(1, 0, heads).contiguous();
+        };
+        const auto seen = [](const at::Tensor& x) { return x.narrow(1, 0, 1).contiguous(); };
+        EXPECT_TRUE(at::equal(
+            attention(part(query), seen(key), seen(value), {{0, 6, 0, first + 6}}, options),
+            part(all)))
+            << heads << " heads, rows from " << first << ", draw " << draw;
+      }
+    }
   }
 }
 
