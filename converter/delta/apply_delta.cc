@@ -64,7 +64,7 @@ void DeltaChain::begin(Checkpoint& source) {
   element_sizes_.clear();
   for (const auto& tensor : source.tensors) element_sizes_.push_back(size_of(tensor.dtype));
   for (const auto& delta : deltas_) {
-    delta->begin(source.tensors);
+    delta->begin(source);
     if (!source.hf) continue;  // a Megatron checkpoint alone: nothing travels along
     for (auto& [name, content] : delta->files()) {
       auto& carried = source.hf->carried;

@@ -13,9 +13,10 @@
 #include <vector>
 
 #include "distckpt/elements/digest.h"
-#include "distckpt/plan/tensor_map.h"
 
 namespace ferry::converter {
+
+struct Checkpoint;
 
 enum class DeltaForm {
   kFerry,
@@ -55,9 +56,9 @@ class Delta {
   const DeltaSummary& summary() const { return summary_; }
   const distckpt::Digest& identity() const { return identity_; }  // of what its headers say
 
-  // The tensors that will be changed, in the order by which apply() names them. Begins anew. Throws
-  // Error(kLayout) naming a tensor that only one side has, or that is another there.
-  virtual void begin(const std::vector<distckpt::ModelTensor>& tensors) = 0;
+  // The checkpoint whose tensors will be changed, in the order by which apply() names them. Begins
+  // anew. Throws Error(kLayout) naming a tensor that only one side has, or that is another there.
+  virtual void begin(const Checkpoint& base) = 0;
 
   // Makes the new bytes of the old ones, from byte `offset` of a tensor on. Called once for each
   // stretch of kTaskBytes of each tensor. Thread-safe. Throws Error(kCorrupt) for a damaged delta,

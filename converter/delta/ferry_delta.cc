@@ -10,6 +10,7 @@
 #include "converter/delta/delta_manifest.h"
 #include "converter/delta/difference_codec.h"
 #include "converter/delta/seen_blocks.h"
+#include "converter/open/checkpoint.h"
 #include "distckpt/base/error.h"
 #include "distckpt/base/integers.h"
 #include "distckpt/execute/object_pool.h"
@@ -76,7 +77,8 @@ class FerryDelta : public Delta {
     }
   }
 
-  void begin(const std::vector<distckpt::ModelTensor>& tensors) override {
+  void begin(const Checkpoint& base) override {
+    const auto& tensors = base.tensors;
     std::map<std::string_view, std::size_t> known;
     for (std::size_t i = 0; i < manifest_.tensors.size(); ++i)
       known.emplace(manifest_.tensors[i].name, i);

@@ -13,6 +13,7 @@
 
 #include "converter/delta/delta.h"
 #include "converter/delta/slime_version.h"
+#include "converter/open/checkpoint.h"
 #include "converter/stored/hf_folder.h"
 #include "distckpt/base/error.h"
 #include "distckpt/base/json.h"
@@ -238,15 +239,18 @@ class SlimeDelta : public Delta {
     summary_.stored_bytes += static_cast<std::int64_t>(text.size());
   }
 
-  void begin(const std::vector<distckpt::ModelTensor>& tensors) override {
+  void begin(const Checkpoint& base) override {
+    const auto& tensors = base.tensors;
     std::map<std::string_view, std::size_t> known;
     for (std::size_t i = 0; i < tensors.size(); ++i) known.emplace(tensors[i].name, i);
     tensors_.clear();
     tensors_.resize(tensors.size());
     for (auto& [name, stored] : stored_) {
       const auto found = known.find(name);
-      require(found != known.end(), ErrorKind::kLayout,
-              "{}: the delta {} changes it, the base lacks it", name, folder_.string());
+      if (found == known.end()) {
+        require_copy(name, stored, base.map);
+        continue;
+      }
       auto& tensor = tensors_[found->second];
       tensor.stored = &stored;
       tensor.name = name;
@@ -299,6 +303,19 @@ class SlimeDelta : public Delta {
     std::unique_ptr<std::mutex> mutex{};
     std::unique_ptr<ChangingTensor> changing{};
   };
+
+  // Throws unless a name that no tensor has is the second one of a tensor (a tied head) that
+  // becomes the same.
+  void require_copy(const std::string& name, const StoredTensor& stored, const ModelMap& map) {
+    const auto copy = map.copies.find(name);
+    require(copy != map.copies.end(), ErrorKind::kLayout,
+            "{}: the delta {} changes it, the base lacks it", name, folder_.string());
+    const auto& first = map.tensors[copy->second].name;
+    const auto found = stored_.find(first);
+    require(found != stored_.end() && found->second.checksum == stored.checksum, ErrorKind::kLayout,
+            "{}: the delta {} changes it otherwise than {}, which it repeats in the base", name,
+            folder_.string(), first);
+  }
 
   static std::int64_t version_at(const nlohmann::json& metadata,
                                  std::string_view key,
