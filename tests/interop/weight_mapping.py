@@ -204,7 +204,7 @@ def hf_to_megatron(a, sd, vpad, te=True):
                 out[mp + "self_attention.linear_qkv.layer_norm_weight"] = g(hp + "input_layernorm.weight")
             for kind in ["weight"] + (["bias"] if a["qkv_bias"] else []):
                 qkv = g(hp + f"self_attn.qkv_proj.{kind}").split([a["head_dim"] * n for n in (a["heads"], a["groups"], a["groups"])]) \
-                    if a["one_qkv"] else [g(hp + f"self_attn.{n}_proj.{kind}") for n in "qkv"]
+                    if a.get("one_qkv") else [g(hp + f"self_attn.{n}_proj.{kind}") for n in "qkv"]
                 out[mp + f"self_attention.linear_qkv.{kind}"] = (gated_qkv if a.get("gated") else interleave_qkv)(
                     *qkv, a["heads"], a["groups"], a["head_dim"])
             if a["qk_norm"]:
@@ -225,7 +225,7 @@ def hf_to_megatron(a, sd, vpad, te=True):
         if not moe:
             if not olmo:
                 out[mp + ("mlp.linear_fc1.layer_norm_weight" if te or not a["mla"] else "pre_mlp_layernorm.weight")] = post
-            out[mp + "mlp.linear_fc1.weight"] = g(hp + "mlp.gate_up_proj.weight") if a["one_gate_up"] else gu(hp + "mlp.")
+            out[mp + "mlp.linear_fc1.weight"] = g(hp + "mlp.gate_up_proj.weight") if a.get("one_gate_up") else gu(hp + "mlp.")
             out[mp + "mlp.linear_fc2.weight"] = g(hp + "mlp.down_proj.weight")
             return
         out[mp + ("pre_mlp_layernorm.weight" if te or a["mla"] else "mlp.linear_fc1.layer_norm_weight")] = post
