@@ -46,7 +46,8 @@ void add_base_model_prefix(Stored& stored) {
   const auto& family = family_of(parse_hf_config(hf.config_text(), hf.config_source()).family);
   const auto full_name = [&, &layout = std::as_const(stored.layout)](const std::string& name) {
     auto full = name_with_prefix(family, name);
-    return full && !layout.find(*full) ? std::move(*full) : name;
+    if (full && !layout.find(*full)) return *std::move(full);
+    return name;
   };
   const auto has_prefix = [&](const distckpt::TensorLayout& tensor) {
     return full_name(tensor.name) == tensor.name;

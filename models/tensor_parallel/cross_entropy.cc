@@ -64,7 +64,7 @@ class Chunks {
     auto& logits = of_chunk.values;
     if (group_->size() == 1 || alignment_ == Alignment::kFast) {
       apply_sampling_mask(logits, mask, range(logits));
-      const auto mine = row_statistics(logits, labels, range(logits), temperature_);
+      auto mine = row_statistics(logits, labels, range(logits), temperature_);
       if (group_->size() == 1) return mine;
       return combine_row_statistics(group_->all_gather(mine.unsqueeze(0)));
     }

@@ -24,7 +24,7 @@ constexpr std::int64_t kBlock = 1024;
 // The smallest products of a single head have other bits, and LibTorch gives oneDNN only products
 // of more terms in all (mkldnn_gemm_min_size of aten/src/ATen/native/mkldnn/Matmul.cpp).
 constexpr std::int64_t kFewestHeads = 2;
-constexpr std::int64_t kOneDnnTerms = 16 * 16 * 16;
+constexpr std::int64_t kOneDnnTerms = std::int64_t{16} * 16 * 16;
 // LibTorch adds up products with fewer terms in all by another loop (bmm_out_or_baddbmm_ of
 // aten/src/ATen/native/LinearAlgebra.cpp).
 constexpr std::int64_t kFewestTerms = 400;

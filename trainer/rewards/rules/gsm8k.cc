@@ -7,7 +7,12 @@
 namespace ferry::trainer::gsm8k {
 namespace {
 
-using namespace code_points;
+using code_points::decode;
+using code_points::is_ascii_digit;
+using code_points::last;
+using code_points::replace;
+using code_points::Text;
+using code_points::View;
 
 constexpr std::size_t kSolutionClipChars = 300;
 

@@ -6,7 +6,10 @@
 namespace ferry::trainer::latex {
 namespace {
 
-using namespace code_points;
+using code_points::is_letter;
+using code_points::is_space;
+using code_points::Text;
+using code_points::View;
 
 struct LatexCommand {
   View name{};

@@ -10,7 +10,17 @@
 namespace ferry::trainer::math_dapo {
 namespace {
 
-using namespace code_points;
+using code_points::balanced_braces;
+using code_points::decode;
+using code_points::encode;
+using code_points::is_digit;
+using code_points::is_space;
+using code_points::last;
+using code_points::replace;
+using code_points::split;
+using code_points::strip;
+using code_points::Text;
+using code_points::View;
 
 constexpr View kInvalid = U"[INVALID]";
 

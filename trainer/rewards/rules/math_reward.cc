@@ -11,7 +11,13 @@
 namespace ferry::trainer::math_reward {
 namespace {
 
-using namespace code_points;
+using code_points::balanced_braces;
+using code_points::decode;
+using code_points::is_ascii_digit;
+using code_points::replace;
+using code_points::split;
+using code_points::Text;
+using code_points::View;
 
 std::optional<Text> last_boxed_only_string(View text) {
   constexpr View kSpaced = U"\\boxed ";

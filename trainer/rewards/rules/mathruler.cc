@@ -20,7 +20,17 @@
 namespace ferry::trainer::mathruler {
 namespace {
 
-using namespace code_points;
+using code_points::balanced_braces;
+using code_points::decode;
+using code_points::encode;
+using code_points::is_ascii_digit;
+using code_points::is_letter;
+using code_points::lower;
+using code_points::replace;
+using code_points::split;
+using code_points::strip;
+using code_points::Text;
+using code_points::View;
 
 // ^\\text\{(.+?)\}$ -> \1
 View without_text(View text) {

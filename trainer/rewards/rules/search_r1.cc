@@ -10,7 +10,15 @@
 namespace ferry::trainer::search_r1 {
 namespace {
 
-using namespace code_points;
+using code_points::decode;
+using code_points::is_ascii_punctuation;
+using code_points::is_word;
+using code_points::join_words;
+using code_points::lower;
+using code_points::split;
+using code_points::strip;
+using code_points::Text;
+using code_points::View;
 
 constexpr View kOpening = U"<answer>", kClosing = U"</answer>";
 constexpr std::size_t kMostTags = 10;
