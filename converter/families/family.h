@@ -186,6 +186,13 @@ inline constexpr HfName kHeadNames[] = {
     {"output_layer.weight", "score.weight", models::When::kScore},
     {"output_layer.bias", "score.bias"},
 };
+// The names of Llama, all together.
+inline constexpr HfNames kLlamaNames{
+    .first = kEmbeddingNames,
+    .attention = kAttentionNames,
+    .dense_mlp = kMlpNames,
+    .last = kHeadNames,
+};
 // The names around the layers of a language model in one that also sees, in either spelling.
 inline constexpr std::string_view kSeeingLayer = "model.language_model.layers.{l}.";
 inline constexpr HfName kSeeingEmbedding[] = {

@@ -8,16 +8,9 @@ namespace {
 
 using models::TransformerConfig;
 
-constexpr HfNames kGraniteNames{
-    .first = kEmbeddingNames,
-    .attention = kAttentionNames,
-    .dense_mlp = kMlpNames,
-    .last = kHeadNames,
-};
-
 constexpr Family kGranite[] = {
     {.model_type = "granite",
-     .names = &kGraniteNames,
+     .names = &kLlamaNames,
      .configure =
          [](const ConfigFields& fields, TransformerConfig& config) {
            read_linear_biases(fields, config);

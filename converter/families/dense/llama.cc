@@ -9,13 +9,6 @@ namespace {
 
 using models::TransformerConfig;
 
-constexpr HfNames kNames{
-    .first = kEmbeddingNames,
-    .attention = kAttentionNames,
-    .dense_mlp = kMlpNames,
-    .last = kHeadNames,
-};
-
 // Ministral 3 with its vision tower.
 constexpr HfNames kWrappedNames{
     .layer = kWrappedLayer,
@@ -137,7 +130,7 @@ constexpr std::string_view kMinistrals[] = {"ministral", "ministral3"};
 
 constexpr Family kFamilies[] = {
     {.model_type = "llama",
-     .names = &kNames,
+     .names = &kLlamaNames,
      .head_classes = HeadClasses::kOfSequencesAndTokens,
      .configure = read_linear_biases,
      .describes =
@@ -147,7 +140,7 @@ constexpr Family kFamilies[] = {
          },
      .bridge = &kPlainBridgeModel},
     {.model_type = "mistral",
-     .names = &kNames,
+     .names = &kLlamaNames,
      .defaults = R"({"sliding_window": 4096})",
      .head_classes = HeadClasses::kOfSequencesAndTokens,
      .configure = read_mistral_layers,
@@ -158,12 +151,12 @@ constexpr Family kFamilies[] = {
          },
      .bridge = &kPlainBridgeModel},
     {.model_type = "ministral",  // what transformers 5 makes of a mistral with layer_types
-     .names = &kNames,
+     .names = &kLlamaNames,
      .defaults = R"({"sliding_window": 4096})",
      .head_classes = HeadClasses::kOfSequencesAndTokens,
      .configure = read_mistral_layers},
     {.model_type = "qwen2",
-     .names = &kNames,
+     .names = &kLlamaNames,
      .head_classes = HeadClasses::kOfSequencesAndTokens,
      .configure = read_qwen2,
      .describes =
@@ -172,14 +165,14 @@ constexpr Family kFamilies[] = {
          },
      .bridge = &kPlainBridgeModel},
     {.model_type = "qwen3",
-     .names = &kNames,
+     .names = &kLlamaNames,
      .head_classes = HeadClasses::kOfSequencesAndTokens,
      .configure = read_qwen3,
      .describes =
          [](const TransformerConfig& config) { return is_dense(config) && config.qk_layernorm; },
      .bridge = &kPlainBridgeModel},
     {.model_type = "ministral3",
-     .names = &kNames,
+     .names = &kLlamaNames,
      .defaults = R"({"rms_norm_eps": 1e-05})",
      .default_rope = R"({"rope_type": "yarn", "rope_theta": 1000000.0, "factor": 16.0,
                          "original_max_position_embeddings": 16384, "beta_fast": 32.0,
@@ -210,7 +203,7 @@ constexpr Family kFamilies[] = {
      .configure_vision = read_qwen3_vision,
      .bridge_seeing = &kQwen3SeeingProvider},
     {.model_type = "seed_oss",
-     .names = &kNames,
+     .names = &kLlamaNames,
      .head_classes = HeadClasses::kOfSequencesAndTokens,
      .configure =
          [](const ConfigFields& fields, TransformerConfig& config) {

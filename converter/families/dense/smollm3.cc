@@ -13,13 +13,6 @@ namespace {
 
 using models::TransformerConfig;
 
-constexpr HfNames kSmolNames{
-    .first = kEmbeddingNames,
-    .attention = kAttentionNames,
-    .dense_mlp = kMlpNames,
-    .last = kHeadNames,
-};
-
 // no_rope_layers: the layers that it has a 0 for, or every no_rope_layer_interval-th.
 std::vector<bool> layers_without_rope(const ConfigFields& fields, std::int64_t num_layers) {
   const auto every = fields.size("no_rope_layer_interval", 4);
@@ -53,7 +46,7 @@ void read_smollm3(const ConfigFields& fields, TransformerConfig& config) {
 
 constexpr Family kSmol[] = {
     {.model_type = "smollm3",
-     .names = &kSmolNames,
+     .names = &kLlamaNames,
      .defaults = R"({"num_key_value_heads": 4, "max_position_embeddings": 32768})",
      .rotary_base = 2e6,
      .tied = true,
