@@ -117,8 +117,8 @@ at::Tensor Experts::forward_few(const at::Tensor& x,
                                 const at::Tensor& of_choices) const {
   const auto all = weights();
   const auto alignment = setup_.alignment();
-  if (alignment == Alignment::kFast && few_tokens_supported(all, choices))
-    return apply_experts_to_few_tokens(x, choices, of_choices, all);
+  if (few_tokens_supported(all, choices, alignment))
+    return apply_experts_to_few_tokens(x, choices, of_choices, all, alignment);
   return combine_choices(apply_experts_to_few(x, choices, all, alignment), {}, of_choices);
 }
 

@@ -68,8 +68,8 @@ Routing TopKRouter::route(const at::Tensor& x, const at::Tensor& given, bool gen
   if (!config.routes_in_fp32()) {  // Mixtral, Qwen2-MoE, Qwen3-MoE
     const bool normalize = !config.moe_router_pre_softmax;
     const bool one_kernel = generates && !replays && chooses_in_one_kernel(x);
-    if (one_kernel && setup_.alignment() == Alignment::kFast && few_routed_supported(x, weight_)) {
-      auto [experts, weights] = route_few(x, weight_, topk, normalize);
+    if (one_kernel && few_routed_supported(x, weight_, topk, setup_.alignment())) {
+      auto [experts, weights] = route_few(x, weight_, topk, normalize, setup_.alignment());
       return {.experts = experts, .weights = weights};
     }
     routing.logits = linear(x, weight_, {}, setup_.alignment());

@@ -326,9 +326,6 @@ cudaError_t launch_eager(const EagerAttention& arguments, cudaStream_t stream) {
   constexpr int kBytes = sizeof(EagerShared<kDim, kRows * kRowWarps>);
   const auto& shape = arguments.shape;
   const auto kernel = eager_attention_kernel<kDim, kRowWarps>;
-  const auto error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
-  if (error != cudaSuccess) return error;
   const int rows = arguments.longest_query * (shape.heads / shape.groups);
   const int tiles = (rows + kRows * kRowWarps - 1) / (kRows * kRowWarps);
   const dim3 grid(static_cast<unsigned>(shape.groups * tiles),

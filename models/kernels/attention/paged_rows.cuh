@@ -445,9 +445,6 @@ inline cudaError_t launch_rows(void (*kernel)(PagedArguments),
                                dim3 grid,
                                cudaStream_t stream,
                                int threads = kThreads) {
-  const auto error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                          static_cast<int>(bytes));
-  if (error != cudaSuccess) return error;
   const auto blocks = static_cast<unsigned>(cluster);
   grid.x *= blocks;
   return launch_dependent_clusters(kernel, blocks, grid, threads, bytes, stream, arguments);

@@ -86,6 +86,12 @@ cudaError_t launch_dependent_clusters(void (*kernel)(Parameters...),
                                       std::size_t shared_bytes,
                                       cudaStream_t stream,
                                       Arguments... arguments) {
+  constexpr std::size_t kUsualShared = 48 << 10;
+  if (shared_bytes > kUsualShared) {
+    const auto error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                            static_cast<int>(shared_bytes));
+    if (error != cudaSuccess) return error;
+  }
   cudaLaunchAttribute attributes[2]{};
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[0].val.programmaticStreamSerializationAllowed = 1;

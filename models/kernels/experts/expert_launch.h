@@ -125,28 +125,36 @@ ExpertProduct ordered_expert_rows;
 // expert_rows() for few tokens: an expert is read once for each token that chose it. First the
 // gated product of a row for each token, then the other with combine_choices() of it, y [tokens,
 // columns].
+using CombinedProduct = cudaError_t(const void* x,
+                                    const std::int64_t* choices,
+                                    const void* weights,
+                                    const void* biases,      // or null
+                                    const void* of_choices,  // [tokens, topk]
+                                    void* y,
+                                    FewRowsShape shape,
+                                    Element of_weights,  // of `of_choices`
+                                    cudaStream_t stream);
 bool few_tokens_supported(const FewRowsShape& shape);
 ExpertProduct gated_expert_rows;
-cudaError_t combined_expert_rows(const void* x,
-                                 const std::int64_t* choices,
-                                 const void* weights,
-                                 const void* biases,      // or null
-                                 const void* of_choices,  // [tokens, topk]
-                                 void* y,
-                                 FewRowsShape shape,
-                                 Element of_weights,  // of `of_choices`
-                                 cudaStream_t stream);
+CombinedProduct combined_expert_rows;
+// The same with the sums of ordered_expert_rows(), which may have formed the gated product.
+bool ordered_combined_supported(const FewRowsShape& shape);
+CombinedProduct ordered_combined_rows;
 
 // The logits of few tokens, x [tokens, hidden] by weight [experts, hidden], all in bf16, and
-// choose_experts() of them.
-cudaError_t route_few(const void* x,
-                      const void* weight,
-                      void* logits,  // [tokens, experts]
-                      std::int64_t* experts,
-                      void* weights,
-                      ChoicesShape shape,
-                      std::int64_t hidden,
-                      bool normalize,
-                      cudaStream_t stream);
+// choose_experts() of them. route_ordered(): the logits of ordered_rows_product(), chosen as ATen
+// does, for at most 8 tokens.
+using RouteProduct = cudaError_t(const void* x,
+                                 const void* weight,
+                                 void* logits,  // [tokens, experts]
+                                 std::int64_t* experts,
+                                 void* weights,
+                                 ChoicesShape shape,
+                                 std::int64_t hidden,
+                                 bool normalize,
+                                 cudaStream_t stream);
+RouteProduct route_few;
+bool route_ordered_supported(ChoicesShape shape, std::int64_t hidden);
+RouteProduct route_ordered;
 
 }  // namespace ferry::models::launch

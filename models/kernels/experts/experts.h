@@ -117,13 +117,19 @@ ChosenExperts choose_experts(const at::Tensor& logits,
 bool chooses_as_aten(std::int64_t experts, std::int64_t topk, at::Device device);
 
 // choose_experts() of x [tokens, hidden] times weight [experts, hidden], both bf16 on a GPU, in one
-// kernel, for at most kMostFewTokens tokens. Not differentiable.
+// kernel, for at most kMostFewTokens tokens. kBitwise: the logits are gemm_nt()'s, and false where
+// they, or the choice, would not be, which is found once for a shape, outside of CUDA graphs. Not
+// differentiable.
 inline constexpr std::int64_t kMostFewTokens = 4;
-bool few_routed_supported(const at::Tensor& x, const at::Tensor& weight);
+bool few_routed_supported(const at::Tensor& x,
+                          const at::Tensor& weight,
+                          std::int64_t topk,
+                          Alignment alignment);
 ChosenExperts route_few(const at::Tensor& x,
                         const at::Tensor& weight,
                         std::int64_t topk,
-                        bool normalize);
+                        bool normalize,
+                        Alignment alignment);
 
 // Feed-forward layers of experts, in bf16.
 struct ExpertWeights {
@@ -148,13 +154,16 @@ at::Tensor apply_experts_to_few(const at::Tensor& x,
                                 const ExpertWeights& weights,
                                 Alignment alignment);
 
-// combine_choices() of it in kFast with the same bits, [tokens, hidden], for at most kMostFewTokens
-// tokens that are unlikely to share experts: a layer of two kernels, which read an expert once for
-// each token. of_choices [tokens, topk].
-bool few_tokens_supported(const ExpertWeights& weights, const at::Tensor& experts);
+// combine_choices() of it with the same bits, [tokens, hidden], for at most kMostFewTokens tokens
+// that are unlikely to share experts: a layer of two kernels, which read an expert once for each
+// token. of_choices [tokens, topk].
+bool few_tokens_supported(const ExpertWeights& weights,
+                          const at::Tensor& experts,
+                          Alignment alignment);
 at::Tensor apply_experts_to_few_tokens(const at::Tensor& x,
                                        const at::Tensor& experts,
                                        const at::Tensor& of_choices,
-                                       const ExpertWeights& weights);
+                                       const ExpertWeights& weights,
+                                       Alignment alignment);
 
 }  // namespace ferry::models

@@ -38,10 +38,10 @@ ChosenExperts choose_by_sigmoid(const at::Tensor&, const at::Tensor&, const Sigm
 bool chooses_by_sigmoid(std::int64_t, const SigmoidChoice&, at::Device, Alignment) {
   return false;
 }
-bool few_routed_supported(const at::Tensor&, const at::Tensor&) {
+bool few_routed_supported(const at::Tensor&, const at::Tensor&, std::int64_t, Alignment) {
   return false;
 }
-ChosenExperts route_few(const at::Tensor&, const at::Tensor&, std::int64_t, bool) {
+ChosenExperts route_few(const at::Tensor&, const at::Tensor&, std::int64_t, bool, Alignment) {
   no_cuda();
 }
 bool few_choices_supported(const ExpertWeights&, std::int64_t, Alignment) {
@@ -53,13 +53,11 @@ at::Tensor apply_experts_to_few(const at::Tensor&,
                                 Alignment) {
   no_cuda();
 }
-bool few_tokens_supported(const ExpertWeights&, const at::Tensor&) {
+bool few_tokens_supported(const ExpertWeights&, const at::Tensor&, Alignment) {
   return false;
 }
-at::Tensor apply_experts_to_few_tokens(const at::Tensor&,
-                                       const at::Tensor&,
-                                       const at::Tensor&,
-                                       const ExpertWeights&) {
+at::Tensor apply_experts_to_few_tokens(
+    const at::Tensor&, const at::Tensor&, const at::Tensor&, const ExpertWeights&, Alignment) {
   no_cuda();
 }
 

@@ -10,6 +10,7 @@
 #include "models/kernels/experts/experts.h"
 #include "models/kernels/experts/known_once.h"
 #include "models/kernels/experts/sigmoid_choice.h"
+#include "models/kernels/product/gemm.h"
 
 namespace ferry::models {
 namespace {
@@ -269,16 +270,25 @@ ChosenExperts choose_experts(const at::Tensor& logits,
   return chosen;
 }
 
-bool few_routed_supported(const at::Tensor& x, const at::Tensor& weight) {
-  return x.is_cuda() && x.scalar_type() == at::kBFloat16 && x.size(0) <= kMostFewTokens &&
-         weight.scalar_type() == at::kBFloat16 && weight.is_contiguous() &&
-         weight.size(0) <= kMostChosenFrom && launch::few_rows_supported(weight.size(1));
+bool few_routed_supported(const at::Tensor& x,
+                          const at::Tensor& weight,
+                          std::int64_t topk,
+                          Alignment alignment) {
+  if (!x.is_cuda() || x.scalar_type() != at::kBFloat16 || x.size(0) > kMostFewTokens ||
+      weight.scalar_type() != at::kBFloat16 || !weight.is_contiguous() ||
+      weight.size(0) > kMostChosenFrom)
+    return false;
+  if (alignment == Alignment::kFast) return launch::few_rows_supported(weight.size(1));
+  return launch::route_ordered_supported(
+             {.tokens = x.size(0), .topk = topk, .experts = weight.size(0)}, weight.size(1)) &&
+         adds_in_order(weight) && chooses_as_aten(weight.size(0), topk, x.device());
 }
 
 ChosenExperts route_few(const at::Tensor& x,
                         const at::Tensor& weight,
                         std::int64_t topk,
-                        bool normalize) {
+                        bool normalize,
+                        Alignment alignment) {
   const c10::cuda::CUDAGuard device(x.device());
   const auto rows = x.contiguous();
   const auto logits = at::empty({rows.size(0), weight.size(0)}, rows.options());
@@ -287,10 +297,10 @@ ChosenExperts route_few(const at::Tensor& x,
       .weights = at::empty({rows.size(0), topk}, rows.options()),
   };
   if (rows.size(0) == 0) return chosen;
-  check(launch::route_few(
-      rows.const_data_ptr(), weight.const_data_ptr(), logits.mutable_data_ptr(),
-      chosen.experts.mutable_data_ptr<std::int64_t>(), chosen.weights.mutable_data_ptr(),
-      shape_of(chosen.experts, weight.size(0)), weight.size(1), normalize, stream()));
+  const auto route = alignment == Alignment::kFast ? launch::route_few : launch::route_ordered;
+  check(route(rows.const_data_ptr(), weight.const_data_ptr(), logits.mutable_data_ptr(),
+              chosen.experts.mutable_data_ptr<std::int64_t>(), chosen.weights.mutable_data_ptr(),
+              shape_of(chosen.experts, weight.size(0)), weight.size(1), normalize, stream()));
   return chosen;
 }
 
@@ -330,19 +340,26 @@ at::Tensor apply_experts_to_few(const at::Tensor& x,
 
 // Reading an expert once for all tokens is faster where they share many
 // (tests/bench/kernels/experts_bench.cc).
-bool few_tokens_supported(const ExpertWeights& weights, const at::Tensor& experts) {
+bool few_tokens_supported(const ExpertWeights& weights,
+                          const at::Tensor& experts,
+                          Alignment alignment) {
   constexpr std::int64_t kExpertsForAChoice = 4;
   const auto choices = experts.numel();
-  return experts.size(0) <= kMostFewTokens &&
-         (experts.size(0) == 1 || kExpertsForAChoice * choices <= weights.fc1.size(0)) &&
-         few_choices_supported(weights, choices, Alignment::kFast) &&
-         launch::few_tokens_supported(gated_shape(experts, weights));
+  if (experts.size(0) > kMostFewTokens ||
+      (experts.size(0) > 1 && kExpertsForAChoice * choices > weights.fc1.size(0)) ||
+      !few_choices_supported(weights, choices, alignment))
+    return false;
+  const auto shape = gated_shape(experts, weights);
+  return alignment == Alignment::kFast
+             ? launch::few_tokens_supported(shape)
+             : launch::ordered_combined_supported(second_shape(shape, weights));
 }
 
 at::Tensor apply_experts_to_few_tokens(const at::Tensor& x,
                                        const at::Tensor& experts,
                                        const at::Tensor& of_choices,
-                                       const ExpertWeights& weights) {
+                                       const ExpertWeights& weights,
+                                       Alignment alignment) {
   const c10::cuda::CUDAGuard device(x.device());
   const auto& [fc1, fc2, fc1_bias, fc2_bias, quick] = weights;
   const auto rows = x.contiguous();
@@ -353,13 +370,14 @@ at::Tensor apply_experts_to_few_tokens(const at::Tensor& x,
   auto y = at::empty({rows.size(0), fc2.size(1)}, rows.options());
   if (choices.numel() == 0) return y;
   const auto* const numbers = choices.const_data_ptr<std::int64_t>();
-  check(launch::gated_expert_rows(rows.const_data_ptr(), numbers, fc1.const_data_ptr(),
-                                  data_or_null(fc1_bias), hidden.mutable_data_ptr(), shape,
-                                  stream()));
-  check(launch::combined_expert_rows(hidden.const_data_ptr(), numbers, fc2.const_data_ptr(),
-                                     data_or_null(fc2_bias), weighed.const_data_ptr(),
-                                     y.mutable_data_ptr(), second_shape(shape, weights),
-                                     expert_element(weighed), stream()));
+  const bool fast = alignment == Alignment::kFast;
+  const auto gated = fast ? launch::gated_expert_rows : launch::ordered_expert_rows;
+  const auto combined = fast ? launch::combined_expert_rows : launch::ordered_combined_rows;
+  check(gated(rows.const_data_ptr(), numbers, fc1.const_data_ptr(), data_or_null(fc1_bias),
+              hidden.mutable_data_ptr(), shape, stream()));
+  check(combined(hidden.const_data_ptr(), numbers, fc2.const_data_ptr(), data_or_null(fc2_bias),
+                 weighed.const_data_ptr(), y.mutable_data_ptr(), second_shape(shape, weights),
+                 expert_element(weighed), stream()));
   return y;
 }
 

@@ -4,20 +4,15 @@
 #include "models/kernels/cuda/weight_lines.cuh"
 #include "models/kernels/experts/choose_for.cuh"
 #include "models/kernels/experts/expert_launch.h"
+#include "models/kernels/experts/weighed_sum.cuh"
 
 namespace ferry::models::launch {
 namespace {
 
 constexpr int kWarps = 8;
 constexpr int kMostWarps = 16;
-constexpr int kChains = 4;   // combine_choices()
 constexpr int kColumns = 4;  // of a warp
 constexpr int kGatedColumns = 2;
-
-__device__ float plus_bias(float sum, const Bf16* bias) {
-  const float product = rounded<Bf16>(sum);
-  return bias == nullptr ? product : rounded<Bf16>(__fadd_rn(product, widen(*bias)));
-}
 
 // The gated half of a choice's expert: blockIdx.y is the choice.
 __global__ void __launch_bounds__(kWarps* kLanes, 3) gated(const Bf16* x,
@@ -100,20 +95,9 @@ __global__ void __launch_bounds__(kBlockWarps* kLanes, 32 / kBlockWarps)
   __syncthreads();
   const int column = static_cast<int>(blockIdx.x) * of_block + thread;
   if (thread >= of_block || column >= columns) return;
-  float chains[kChains] = {};
-  for (int i = 0; i < topk; i += kChains) {
-#pragma unroll
-    for (int chain = 0; chain < kChains; ++chain) {
-      if (i + chain >= topk) break;
-      const float result = results[(i + chain) * of_choice + thread / kColumns][thread % kColumns];
-      const float product = __fmul_rn(result, widen(of_choices[first_choice + i + chain]));
-      // A product of bf16 by bf16 is rounded to bf16, one by fp32 is not.
-      chains[chain] =
-          __fadd_rn(chains[chain], std::is_same_v<W, Bf16> ? rounded<Bf16>(product) : product);
-    }
-  }
-  y[static_cast<std::int64_t>(blockIdx.y) * columns + column] =
-      narrow<Bf16>(__fadd_rn(__fadd_rn(__fadd_rn(chains[0], chains[1]), chains[2]), chains[3]));
+  y[static_cast<std::int64_t>(blockIdx.y) * columns + column] = weighed_sum(
+      of_choices + first_choice, topk,
+      [&](int i) { return results[i * of_choice + thread / kColumns][thread % kColumns]; });
 }
 
 constexpr int kClusterBlocks = 8;

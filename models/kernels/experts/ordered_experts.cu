@@ -1,6 +1,7 @@
 #include "models/kernels/cuda/gated_units.cuh"
 #include "models/kernels/cuda/ordered_columns.cuh"
 #include "models/kernels/experts/expert_launch.h"
+#include "models/kernels/experts/weighed_sum.cuh"
 
 namespace ferry::models::launch {
 namespace {
@@ -52,10 +53,8 @@ __global__ void __launch_bounds__(kLanes) ordered_experts(const Bf16* x,
   Ordered ordered(shared, tiles, columns - first, in);
   ordered.begin();
   if constexpr (!kGated) wait_for_inputs();
-  const auto plus_bias = [&](float sum, int line) {
-    const float product = rounded<Bf16>(sum);
-    return biases == nullptr ? product
-                             : rounded<Bf16>(__fadd_rn(product, widen(biases[first_line + line])));
+  const auto with_bias = [&](float sum, int line) {
+    return plus_bias(sum, biases == nullptr ? nullptr : biases + first_line + line);
   };
   for (int done = 0; done < count; done += kOrderedRows) {
     if (done > 0) ordered.begin();
@@ -74,9 +73,9 @@ __global__ void __launch_bounds__(kLanes) ordered_experts(const Bf16* x,
       const int column = first + Ordered::line_of(q);
       const int at = done + Ordered::row_of(q);
       if (column >= columns || at >= count) continue;
-      auto result = plus_bias(sums[0][q], column);
+      auto result = with_bias(sums[0][q], column);
       if constexpr (kGated) {
-        const float up = plus_bias(sums[1][q], columns + column);
+        const float up = with_bias(sums[1][q], columns + column);
         result = shape.quick ? quick_geglu_of<Bf16>(result, up, shape.clamp, shape.offset)
                              : swiglu_of<Bf16>(result, up);
       }
@@ -85,7 +84,84 @@ __global__ void __launch_bounds__(kLanes) ordered_experts(const Bf16* x,
   }
 }
 
+// A token's results of all its experts, and their weighed sum: a warp has 16 columns of one choice.
+using CombinedColumns = OrderedColumns<1, 6>;
+constexpr int kMostCombined = 12;  // choices of a token, for which a multiprocessor has room
+
+template <typename W>
+__global__ void __launch_bounds__(kMostCombined* kLanes)
+    ordered_combined(const Bf16* x,
+                     const std::int64_t* choices,
+                     const Bf16* weights,
+                     const Bf16* biases,
+                     const W* of_choices,
+                     Bf16* y,
+                     FewRowsShape shape) {
+  extern __shared__ __align__(128) unsigned char shared[];
+  __shared__ float results[kMostCombined][kOrderedLines];
+  const int in = static_cast<int>(shape.in);
+  const int columns = static_cast<int>(shape.columns);
+  const int topk = static_cast<int>(shape.choices.topk);
+  const int thread = static_cast<int>(threadIdx.x);
+  const int warp = thread / kLanes;
+  const std::int64_t first_choice = static_cast<std::int64_t>(blockIdx.y) * topk;
+  const std::int64_t choice = first_choice + warp;
+  const int first = static_cast<int>(blockIdx.x) * kOrderedLines;
+  // The kernel before has waited for the choices.
+  const std::int64_t first_line = choices[choice] * columns + first;
+  const Bf16* tiles[] = {weights + first_line * in};
+  CombinedColumns ordered(shared + warp * CombinedColumns::kSharedBytes, tiles, columns - first,
+                          in);
+  ordered.begin();
+  wait_for_inputs();
+  const Bf16* rows[CombinedColumns::kRowsOfLane];
+#pragma unroll
+  for (int i = 0; i < CombinedColumns::kRowsOfLane; ++i)
+    rows[i] = CombinedColumns::row_of_lane(i) == 0 ? x + choice * in : nullptr;
+  float sums[1][4] = {};
+  ordered.multiply(rows, sums);
+#pragma unroll
+  for (int q = 0; q < 4; ++q) {
+    const int line = CombinedColumns::line_of(q);
+    if (CombinedColumns::row_of(q) != 0 || first + line >= columns) continue;
+    results[warp][line] =
+        plus_bias(sums[0][q], biases == nullptr ? nullptr : biases + first_line + line);
+  }
+  __syncthreads();
+  release_dependents();
+  if (thread >= kOrderedLines || first + thread >= columns) return;
+  y[static_cast<std::int64_t>(blockIdx.y) * columns + first + thread] =
+      weighed_sum(of_choices + first_choice, topk, [&](int i) { return results[i][thread]; });
+}
+
 }  // namespace
+
+bool ordered_combined_supported(const FewRowsShape& shape) {
+  return ordered_experts_supported(shape) && shape.choices.topk <= kMostCombined;
+}
+
+cudaError_t ordered_combined_rows(const void* x,
+                                  const std::int64_t* choices,
+                                  const void* weights,
+                                  const void* biases,
+                                  const void* of_choices,
+                                  void* y,
+                                  FewRowsShape shape,
+                                  Element of_weights,
+                                  cudaStream_t stream) {
+  if (!ordered_combined_supported(shape)) return cudaErrorInvalidValue;
+  const auto topk = static_cast<unsigned>(shape.choices.topk);
+  const dim3 blocks(static_cast<unsigned>(ceil_div(shape.columns, kOrderedLines)),
+                    static_cast<unsigned>(shape.choices.tokens));
+  return by_element(of_weights, [&](auto* none) {
+    using W = std::remove_pointer_t<decltype(none)>;
+    (void)launch_dependent(ordered_combined<W>, blocks, topk * kLanes,
+                           topk * CombinedColumns::kSharedBytes, stream,
+                           static_cast<const Bf16*>(x), choices, static_cast<const Bf16*>(weights),
+                           static_cast<const Bf16*>(biases), static_cast<const W*>(of_choices),
+                           static_cast<Bf16*>(y), shape);
+  });
+}
 
 bool ordered_experts_supported(const FewRowsShape& shape) {
   return shape.in % kRingChannels == 0 &&

@@ -9,6 +9,9 @@ at::Tensor gemm_nt(const at::Tensor&, const at::Tensor&, const at::Tensor&) {
 at::Tensor gemm_nt_in_fp32(const at::Tensor&, const at::Tensor&) {
   no_cuda();
 }
+bool adds_in_order(const at::Tensor&) {
+  return false;
+}
 std::vector<GemmChoice> gemm_choices() {
   return {};
 }

@@ -51,8 +51,9 @@ void run(std::int64_t experts,
   }
   const auto router = at::randn({experts, hidden}, like);
   fmt::print(
-      "tokens  choose   route    sort  gather     few  (GB/s)  summed  bitwise  grouped  (GB/s)  "
-      "combine\n");
+      "                bitwise                         bitwise         bitwise\n"
+      "tokens  choose   route   route    sort  gather     few     few  summed  summed  grouped  "
+      "(GB/s)  combine\n");
   for (const std::int64_t tokens : {1, 2, 4, 8, 16, 32, 64, 256, 1024, 4096}) {
     const auto x = at::randn({tokens, hidden}, like);
     const auto logits = at::randn({tokens, experts}, like);
@@ -73,13 +74,17 @@ void run(std::int64_t experts,
     const auto results = grouped();
     double few = 0;
     double ordered = 0;
-    double summed = 0;
-    double routed = 0;
-    if (few_tokens_supported(weights, chosen.experts))
-      summed = microseconds(
-          [&] { apply_experts_to_few_tokens(x, chosen.experts, chosen.weights, weights); });
-    if (few_routed_supported(x, router))
-      routed = microseconds([&] { route_few(x, router, topk, true); });
+    double summed[2]{};  // fast, bitwise
+    double routed[2]{};
+    for (const auto alignment : {Alignment::kFast, Alignment::kBitwise}) {
+      const auto i = alignment == Alignment::kFast ? 0 : 1;
+      if (few_tokens_supported(weights, chosen.experts, alignment))
+        summed[i] = microseconds([&] {
+          apply_experts_to_few_tokens(x, chosen.experts, chosen.weights, weights, alignment);
+        });
+      if (few_routed_supported(x, router, topk, alignment))
+        routed[i] = microseconds([&] { route_few(x, router, topk, true, alignment); });
+    }
     if (few_choices_supported(weights, choices.numel(), Alignment::kFast))
       few =
           microseconds([&] { apply_experts_to_few(x, chosen.experts, weights, Alignment::kFast); });
@@ -88,15 +93,15 @@ void run(std::int64_t experts,
           [&] { apply_experts_to_few(x, chosen.experts, weights, Alignment::kBitwise); });
     const auto all = microseconds([&] { grouped(); });
     fmt::print(
-        "{:6} {:7.1f} {:7.1f} {:7.1f} {:7.1f} {:7.1f} {:8.0f} {:7.1f} {:8.1f} {:8.1f} {:8.0f} "
-        "{:8.1f}\n",
+        "{:6} {:7.1f} {:7.1f} {:7.1f} {:7.1f} {:7.1f} {:7.1f} {:7.1f} {:7.1f} {:7.1f} {:8.1f} "
+        "{:7.0f} {:8.1f}\n",
         tokens,
         microseconds([&] { choose_experts(at::linear(x, router), topk, true, Alignment::kFast); }),
-        routed, microseconds([&] {
+        routed[0], routed[1], microseconds([&] {
           expert_order(choices, {0, experts});
         }),
         microseconds([&] { x.index_select(0, at::div(places.order, topk, "trunc")); }), few,
-        few > 0 ? gigabytes / few * 1e6 : 0.0, summed, ordered, all, gigabytes / all * 1e6,
+        ordered, summed[0], summed[1], all, gigabytes / all * 1e6,
         microseconds([&] { combine_choices(results, places.inverse, chosen.weights); }));
   }
 }

@@ -6,6 +6,7 @@
 
 #include "models/cuda_fixture.h"
 #include "models/kernels/experts/experts.h"
+#include "models/kernels/product/gemm.h"
 #include "models/kernels/swiglu.h"
 #include "models/kernels/swiglu_cuda.h"
 
@@ -123,8 +124,10 @@ TEST_F(FewExpertKernels, FewRowsOfBitwiseHaveTheBitsOfGroupedProducts) {
 
 // Two kernels for the products of few tokens and their sum, beside three for any number.
 TEST_F(FewExpertKernels, FewTokensHaveTheBitsOfFewRows) {
+  constexpr std::int64_t kMostOrdered = 12;  // choices of a token
   for (const std::int64_t topk : {1, 3, 4, 8, 10, 16}) {
-    std::vector<FewRows> shapes{FewRows(), FewRows(16, 96, 40), FewRows(16, 2880, 2880)};
+    std::vector<FewRows> shapes{FewRows(), FewRows(16, 128, 192), FewRows(16, 96, 40),
+                                FewRows(16, 2880, 2880)};
     for (std::size_t i = 0; i < shapes.size(); ++i) {
       auto& sizes = shapes[i];
       sizes.topk = topk;
@@ -133,21 +136,30 @@ TEST_F(FewExpertKernels, FewTokensHaveTheBitsOfFewRows) {
       for (const std::int64_t tokens : {1, 3, 4}) {
         const auto x = random({tokens, sizes.hidden});
         const auto experts = sizes.choose(tokens);
-        ASSERT_EQ(few_tokens_supported(sizes.weights, experts),
-                  tokens == 1 || 4 * tokens * topk <= sizes.experts);
-        const auto results = apply_experts_to_few(x, experts, sizes.weights, Alignment::kFast);
-        for (const auto dtype : {at::kBFloat16, at::kFloat}) {
-          const auto of_choices = random({tokens, topk}, dtype);
-          EXPECT_TRUE(same_bytes(apply_experts_to_few_tokens(x, experts, of_choices, sizes.weights),
-                                 combine_choices(results, {}, of_choices)))
-              << topk << " choices of " << tokens << " tokens, hidden " << sizes.hidden;
+        for (const auto alignment : {Alignment::kFast, Alignment::kBitwise}) {
+          const bool has_kernel =
+              alignment == Alignment::kFast || (topk <= kMostOrdered && sizes.hidden % 64 == 0);
+          const bool supported = few_tokens_supported(sizes.weights, experts, alignment);
+          ASSERT_EQ(supported, has_kernel && (tokens == 1 || 4 * tokens * topk <= sizes.experts));
+          if (!has_kernel) continue;
+          const auto results = apply_experts_to_few(x, experts, sizes.weights, alignment);
+          for (const auto dtype : {at::kBFloat16, at::kFloat}) {
+            const auto of_choices = random({tokens, topk}, dtype);
+            EXPECT_TRUE(same_bytes(
+                apply_experts_to_few_tokens(x, experts, of_choices, sizes.weights, alignment),
+                combine_choices(results, {}, of_choices)))
+                << topk << " choices of " << tokens << " tokens, hidden " << sizes.hidden
+                << (alignment == Alignment::kFast ? ", fast" : ", bitwise");
+          }
         }
       }
     }
   }
   FewRows many;
   many.fill();
-  EXPECT_FALSE(few_tokens_supported(many.weights, many.choose(kMostFewTokens + 1)));
+  const auto experts = many.choose(kMostFewTokens + 1);
+  EXPECT_FALSE(few_tokens_supported(many.weights, experts, Alignment::kFast));
+  EXPECT_FALSE(few_tokens_supported(many.weights, experts, Alignment::kBitwise));
 }
 
 // Logits are sums in another order than cuBLAS's, so that only clear choices must agree.
@@ -156,9 +168,9 @@ TEST_F(FewExpertKernels, RouteFewTokensInOneKernel) {
        std::vector<std::pair<std::int64_t, std::int64_t>>{{128, 2048}, {60, 96}, {512, 2048}}) {
     const auto weight = random({num_experts, hidden});
     const auto x = random({kMostFewTokens, hidden});
-    ASSERT_TRUE(few_routed_supported(x, weight));
+    ASSERT_TRUE(few_routed_supported(x, weight, 8, Alignment::kFast));
     for (const bool normalize : {false, true}) {
-      const auto found = route_few(x, weight, 8, normalize);
+      const auto found = route_few(x, weight, 8, normalize, Alignment::kFast);
       const auto logits = at::linear(x.to(at::kFloat), weight.to(at::kFloat)).to(at::kBFloat16);
       const auto expected = choose_experts(logits, 8, normalize, Alignment::kFast);
       const auto of_found = logits.gather(1, found.experts).to(at::kFloat);
@@ -167,13 +179,43 @@ TEST_F(FewExpertKernels, RouteFewTokensInOneKernel) {
       EXPECT_TRUE(
           at::allclose(found.weights.to(at::kFloat), expected.weights.to(at::kFloat), 0.05, 1e-3));
       for (std::int64_t token = 0; token < kMostFewTokens; ++token) {
-        const auto alone = route_few(x.narrow(0, token, 1), weight, 8, normalize);
+        const auto alone = route_few(x.narrow(0, token, 1), weight, 8, normalize, Alignment::kFast);
         EXPECT_TRUE(same_bytes(alone.experts, found.experts.narrow(0, token, 1)));
         EXPECT_TRUE(same_bytes(alone.weights, found.weights.narrow(0, token, 1)));
       }
     }
   }
-  EXPECT_FALSE(few_routed_supported(random({kMostFewTokens + 1, 96}), random({8, 96})));
+  EXPECT_FALSE(
+      few_routed_supported(random({kMostFewTokens + 1, 96}), random({8, 96}), 8, Alignment::kFast));
+}
+
+// Rows are such that sums cancel, in every second run: results are made of roundings, and many
+// logits are equal.
+TEST_F(FewExpertKernels, RouteFewTokensOfBitwiseHasTheBitsOfLogitsAndOfTheirChoice) {
+  for (const auto& [num_experts, hidden] : std::vector<std::pair<std::int64_t, std::int64_t>>{
+           {128, 2048}, {60, 128}, {512, 2048}, {200, 4096}, {16, 64}}) {
+    for (const bool cancels : {false, true}) {
+      auto weight = random({num_experts, hidden});
+      auto x = random({kMostFewTokens, hidden});
+      const auto half = hidden / 2;
+      if (cancels) {
+        weight.narrow(1, half, half).copy_(-weight.narrow(1, 0, half));
+        x.narrow(1, half, half).copy_(x.narrow(1, 0, half));
+      }
+      ASSERT_TRUE(few_routed_supported(x, weight, 8, Alignment::kBitwise)) << num_experts;
+      const auto logits = gemm_nt(x, weight, {});
+      for (const bool normalize : {false, true}) {
+        const auto expected = choose_experts(logits, 8, normalize, Alignment::kBitwise);
+        for (std::int64_t tokens = 1; tokens <= kMostFewTokens; ++tokens) {
+          const auto found =
+              route_few(x.narrow(0, 0, tokens), weight, 8, normalize, Alignment::kBitwise);
+          EXPECT_TRUE(same_bytes(found.experts, expected.experts.narrow(0, 0, tokens)));
+          EXPECT_TRUE(same_bytes(found.weights, expected.weights.narrow(0, 0, tokens)))
+              << tokens << " tokens, " << num_experts << " experts";
+        }
+      }
+    }
+  }
 }
 
 }  // namespace
