@@ -30,10 +30,8 @@ json answer_to(const std::string& line, const std::optional<trainer::CodeRewardO
   const auto question = distckpt::parse_json(line, "a question");
   json answer{{"id", distckpt::json_at(question, "id", "a question")}};
   try {
-    const auto source = distckpt::json_string(
-        distckpt::json_at(question, "data_source", "a question"), "data_source", "a question");
-    const auto solution = distckpt::json_string(
-        distckpt::json_at(question, "solution_str", "a question"), "solution_str", "a question");
+    const auto source = distckpt::json_string_at(question, "data_source", "a question");
+    const auto solution = distckpt::json_string_at(question, "solution_str", "a question");
     const auto truth = text_of(distckpt::json_at(question, "ground_truth", "a question"));
     const auto score = code && trainer::is_code(source)
                            ? trainer::code_reward(solution, truth, *code)

@@ -15,8 +15,7 @@ using nlohmann::json;
 constexpr std::string_view kManifestFormat = "ferry-manifest-1";
 
 Digest parse_digest(const json& object, std::string_view source) {
-  const auto text =
-      distckpt::json_string(distckpt::json_at(object, "digest", source), "digest", source);
+  const auto text = distckpt::json_string_at(object, "digest", source);
   const auto digest = distckpt::digest_from_string(text);
   require(digest.has_value(), ErrorKind::kCorrupt, "{}: \"{}\" is not a digest", source, text);
   return *digest;
@@ -73,27 +72,21 @@ std::string write_manifest(const Manifest& manifest) {
 
 Manifest parse_manifest(std::string_view text, std::string_view source) {
   const auto root = distckpt::parse_json(text, source);
-  const auto format =
-      distckpt::json_string(distckpt::json_at(root, "format", source), "format", source);
-  require(format == kManifestFormat, ErrorKind::kLayout,
-          "{}: the format is \"{}\", expected \"{}\"", source, format, kManifestFormat);
-  Manifest manifest{.format = distckpt::json_string(distckpt::json_at(root, "checkpoint", source),
-                                                    "checkpoint", source),
-                    .model_digest = distckpt::json_string(distckpt::json_at(root, "model", source),
-                                                          "model", source),
+  distckpt::require_json_format(root, kManifestFormat, source);
+  Manifest manifest{.format = distckpt::json_string_at(root, "checkpoint", source),
+                    .model_digest = distckpt::json_string_at(root, "model", source),
                     .tensors = {},
                     .files = {}};
   if (root.contains("part")) manifest.part = parse_part_json(root.at("part"), source);
   for (const auto& [name, value] : distckpt::json_at(root, "tensors", source).items()) {
     const auto where = fmt::format("{}: {}", source, name);
-    const auto dtype = distckpt::dtype_from_safetensors(
-        distckpt::json_string(distckpt::json_at(value, "dtype", where), "dtype", where));
+    const auto dtype =
+        distckpt::dtype_from_safetensors(distckpt::json_string_at(value, "dtype", where));
     require(dtype.has_value(), ErrorKind::kCorrupt, "{}: unknown dtype", where);
-    ManifestTensor tensor{
-        .name = name, .dtype = *dtype, .shape = {}, .digest = parse_digest(value, where)};
-    for (const auto& dim : distckpt::json_at(value, "shape", where)) {
-      tensor.shape.push_back(distckpt::json_int(dim, "shape", where));
-    }
+    ManifestTensor tensor{.name = name,
+                          .dtype = *dtype,
+                          .shape = distckpt::json_dims_at(value, "shape", where),
+                          .digest = parse_digest(value, where)};
     if (value.contains("derived")) tensor.role = distckpt::Role::kDerived;
     manifest.tensors.push_back(std::move(tensor));
   }

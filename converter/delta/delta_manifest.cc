@@ -8,13 +8,13 @@ namespace {
 
 using distckpt::json_at;
 using distckpt::json_int;
-using distckpt::json_string;
+using distckpt::json_string_at;
 using nlohmann::json;
 
 constexpr std::string_view kDeltaFormat = "ferry-delta-1";
 
 distckpt::Digest digest_at(const json& object, std::string_view key, std::string_view source) {
-  const auto text = json_string(json_at(object, key, source), key, source);
+  const auto text = json_string_at(object, key, source);
   const auto digest = distckpt::digest_from_string(text);
   require(digest.has_value(), ErrorKind::kCorrupt, "{}: {}: \"{}\" is not a digest", source, key,
           text);
@@ -22,16 +22,14 @@ distckpt::Digest digest_at(const json& object, std::string_view key, std::string
 }
 
 DeltaTensor parse_tensor(const std::string& name, const json& entry, std::string_view source) {
-  const auto dtype = json_string(json_at(entry, "dtype", source), "dtype", source);
+  const auto dtype = json_string_at(entry, "dtype", source);
   const auto known = distckpt::dtype_from_safetensors(dtype);
   require(known.has_value(), ErrorKind::kCorrupt, "{}: {}: the dtype {} is unknown", source, name,
           dtype);
-  DeltaTensor tensor{.name = name, .dtype = *known};
-  const auto& shape = json_at(entry, "shape", source);
-  require(shape.is_array(), ErrorKind::kCorrupt, "{}: {}: the shape is no list", source, name);
-  std::vector<std::int64_t> sizes;
-  for (const auto& size : shape) sizes.push_back(json_int(size, "shape", source));
-  tensor.shape = distckpt::Shape(sizes);
+  DeltaTensor tensor{
+      .name = name,
+      .dtype = *known,
+      .shape = distckpt::json_dims_at(entry, "shape", fmt::format("{}: {}", source, name))};
   require(distckpt::checked_volume(tensor.shape).has_value(), ErrorKind::kCorrupt,
           "{}: {}: the shape {} is too large", source, name, to_string(tensor.shape));
   tensor.base = digest_at(entry, "base", source);
@@ -88,9 +86,7 @@ std::string write_delta_manifest(const DeltaManifest& manifest) {
 
 DeltaManifest parse_delta_manifest(std::string_view text, std::string_view source) {
   const auto root = distckpt::parse_json(text, source);
-  const auto format = json_string(json_at(root, "format", source), "format", source);
-  require(format == kDeltaFormat, ErrorKind::kLayout, "{}: the format is \"{}\", expected \"{}\"",
-          source, format, kDeltaFormat);
+  distckpt::require_json_format(root, kDeltaFormat, source);
   DeltaManifest manifest;
   const auto& keep_quantized = json_at(root, "keep_fp8", source);
   require(keep_quantized.is_boolean(), ErrorKind::kCorrupt, "{}: keep_fp8: is no truth value",
@@ -107,7 +103,7 @@ DeltaManifest parse_delta_manifest(std::string_view text, std::string_view sourc
                               .size = json_int(json_at(entry, "size", source), "size", source),
                               .digest = digest_at(entry, "digest", source)});
   const auto require_end = [&](std::string_view key, const std::string& found) {
-    const auto stated = json_string(json_at(root, key, source), key, source);
+    const auto stated = json_string_at(root, key, source);
     require(stated == found, ErrorKind::kCorrupt, "{}: {}: says {}, its tensors' digests give {}",
             source, key, stated, found);
   };

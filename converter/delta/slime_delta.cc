@@ -30,7 +30,7 @@ namespace fs = std::filesystem;
 namespace {
 
 using distckpt::json_at;
-using distckpt::json_string;
+using distckpt::json_string_at;
 using distckpt::kTaskBytes;
 
 constexpr std::string_view kChecksum = "xxh3-128";
@@ -211,13 +211,12 @@ class SlimeDelta : public Delta {
     summary_.path = folder;
     summary_.version = version_at(metadata, "version", source);
     summary_.base_version = version_at(metadata, "base_version", source);
-    summary_.encoding =
-        json_string(json_at(metadata, "delta_encoding", source), "delta_encoding", source);
+    summary_.encoding = json_string_at(metadata, "delta_encoding", source);
     require(summary_.encoding == "xor" || summary_.encoding == "overwrite", ErrorKind::kLayout,
             "{}: the encoding {} is unknown", source, summary_.encoding);
     if (summary_.encoding == "overwrite") encoding_ = SlimeEncoding::kOverwrite;
     const auto require_is = [&](std::string_view key, std::string_view expected) {
-      const auto found = json_string(json_at(metadata, key, source), key, source);
+      const auto found = json_string_at(metadata, key, source);
       require(found == expected, ErrorKind::kLayout, "{}: {}: {} is not handled, only {}", source,
               key, found, expected);
     };
@@ -320,7 +319,7 @@ class SlimeDelta : public Delta {
   static std::int64_t version_at(const nlohmann::json& metadata,
                                  std::string_view key,
                                  const std::string& source) {
-    const auto text = json_string(json_at(metadata, key, source), key, source);
+    const auto text = json_string_at(metadata, key, source);
     const auto version = parse_slime_version("weight_v" + text);
     require(version.has_value(), ErrorKind::kCorrupt, "{}: {}: \"{}\" is no version", source, key,
             text);

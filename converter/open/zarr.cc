@@ -21,8 +21,7 @@ namespace {
 void check_backend(const fs::path& path) {
   const auto source = path.string();
   const auto metadata = distckpt::parse_json(distckpt::read_text(path, 1 << 20), source);
-  const auto backend = distckpt::json_string(distckpt::json_at(metadata, "sharded_backend", source),
-                                             "sharded_backend", source);
+  const auto backend = distckpt::json_string_at(metadata, "sharded_backend", source);
   require(backend == "zarr", ErrorKind::kLayout,
           "{}: sharded_backend is \"{}\", but zarr arrays lie beside it", source, backend);
 }

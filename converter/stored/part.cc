@@ -117,10 +117,7 @@ std::string write_part(const Part& part) {
 
 Part parse_part(std::string_view text, std::string_view source) {
   const auto record = distckpt::parse_json(text, source);
-  const auto format =
-      distckpt::json_string(distckpt::json_at(record, "format", source), "format", source);
-  require(format == kPartFormat, ErrorKind::kLayout, "{}: the format is \"{}\", expected \"{}\"",
-          source, format, kPartFormat);
+  distckpt::require_json_format(record, kPartFormat, source);
   return parse_part_json(distckpt::json_at(record, "selections", source), source);
 }
 

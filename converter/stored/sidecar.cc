@@ -43,8 +43,7 @@ json read_index(const fs::path& sidecar, Links links) {
   const auto path = sidecar / distckpt::kSidecarIndex;
   const auto source = path.string();
   auto index = distckpt::parse_json(distckpt::read_text(path), source);
-  const auto stated =
-      distckpt::json_string(distckpt::json_at(index, "digest", source), "digest", source);
+  const auto stated = distckpt::json_string_at(index, "digest", source);
   index.erase("digest");
   require(stated == digest_text(index.dump()), ErrorKind::kCorrupt, "{}: is not as it was written",
           source);
@@ -181,13 +180,8 @@ std::optional<HfForm> read_sidecar(const fs::path& iteration_folder, Links links
   }
   if (const auto shapes = contents.find("shapes"); shapes != contents.end()) {
     const auto source = (sidecar / distckpt::kSidecarIndex).string();
-    for (const auto& [name, value] : shapes->items()) {
-      distckpt::Shape shape;
-      require(value.is_array() && std::ssize(value) <= distckpt::kMaxRank, ErrorKind::kCorrupt,
-              "{}: {}: has no shape", source, name);
-      for (const auto& size : value) shape.push_back(distckpt::json_int(size, name, source));
-      form.shapes.emplace(name, shape);
-    }
+    for (const auto& item : shapes->items())
+      form.shapes.emplace(item.key(), distckpt::json_dims_at(*shapes, item.key(), source));
   }
   return form;
 }

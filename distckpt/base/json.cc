@@ -394,4 +394,32 @@ std::string json_string(const nlohmann::json& value,
   return value.get<std::string>();
 }
 
+std::string json_string_at(const nlohmann::json& object,
+                           std::string_view key,
+                           std::string_view source) {
+  return json_string(json_at(object, key, source), key, source);
+}
+
+Dims json_dims_at(const nlohmann::json& object, std::string_view key, std::string_view source) {
+  const auto& value = json_at(object, key, source);
+  require(value.is_array(), ErrorKind::kCorrupt, "{}: {} is not a list", source, key);
+  require(value.size() <= kMaxRank, ErrorKind::kCorrupt,
+          "{}: {} has {} dimensions, at most {} are handled", source, key, value.size(), kMaxRank);
+  Dims dims;
+  for (const auto& dim : value) {
+    const auto size = json_int(dim, key, source);
+    require(size >= 0, ErrorKind::kCorrupt, "{}: {} holds {}", source, key, size);
+    dims.push_back(size);
+  }
+  return dims;
+}
+
+void require_json_format(const nlohmann::json& object,
+                         std::string_view format,
+                         std::string_view source) {
+  const auto found = json_string_at(object, "format", source);
+  require(found == format, ErrorKind::kLayout, "{}: the format is \"{}\", expected \"{}\"", source,
+          found, format);
+}
+
 }  // namespace ferry::distckpt

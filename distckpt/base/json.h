@@ -8,6 +8,8 @@
 #include <string>
 #include <string_view>
 
+#include "distckpt/base/box.h"
+
 namespace ferry::distckpt {
 
 // Sorted keys; fast for the 92,000 keys of a large index.
@@ -45,5 +47,14 @@ const nlohmann::json& json_at(const nlohmann::json& object,
                               std::string_view source);
 std::int64_t json_int(const nlohmann::json& value, std::string_view key, std::string_view source);
 std::string json_string(const nlohmann::json& value, std::string_view key, std::string_view source);
+std::string json_string_at(const nlohmann::json& object,
+                           std::string_view key,
+                           std::string_view source);
+Dims json_dims_at(const nlohmann::json& object, std::string_view key, std::string_view source);
+
+// Throws Error(kLayout) if the member "format" of a file of ours names another one.
+void require_json_format(const nlohmann::json& object,
+                         std::string_view format,
+                         std::string_view source);
 
 }  // namespace ferry::distckpt

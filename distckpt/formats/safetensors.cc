@@ -31,19 +31,6 @@ std::string store_u64(std::uint64_t value) {
   return bytes;
 }
 
-Dims parse_dims(const nlohmann::json& value, std::string_view key, std::string_view source) {
-  require(value.is_array(), ErrorKind::kCorrupt, "{}: {} is not a list", source, key);
-  require(value.size() <= kMaxRank, ErrorKind::kCorrupt,
-          "{}: {} has {} dimensions, at most {} are handled", source, key, value.size(), kMaxRank);
-  Dims dims;
-  for (const auto& dim : value) {
-    const auto size = json_int(dim, key, source);
-    require(size >= 0, ErrorKind::kCorrupt, "{}: {} holds {}", source, key, size);
-    dims.push_back(size);
-  }
-  return dims;
-}
-
 // The entry of a tensor, whose bytes are [begin, end) of the data. Headers have hundreds of
 // thousands of entries: `source` and the name are put together where one is at fault alone.
 SafetensorsEntry make_entry(std::string name,
@@ -70,9 +57,9 @@ SafetensorsEntry parse_entry(std::string name,
                              const nlohmann::json& value,
                              std::string_view source) {
   const auto where = fmt::format("{}: {}", source, name);
-  const auto dtype_name = json_string(json_at(value, "dtype", where), "dtype", where);
-  const auto shape = parse_dims(json_at(value, "shape", where), "shape", where);
-  const auto offsets = parse_dims(json_at(value, "data_offsets", where), "data_offsets", where);
+  const auto dtype_name = json_string_at(value, "dtype", where);
+  const auto shape = json_dims_at(value, "shape", where);
+  const auto offsets = json_dims_at(value, "data_offsets", where);
   require(offsets.rank() == 2, ErrorKind::kCorrupt, "{}: data_offsets is not a pair", where);
   require(value.size() == 3, ErrorKind::kCorrupt,
           "{}: has other fields than dtype, shape and data_offsets", where);

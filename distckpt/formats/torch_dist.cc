@@ -60,8 +60,7 @@ constexpr auto kBytesClass = "torch.distributed.checkpoint.metadata.BytesStorage
 void check_config(const std::filesystem::path& path) {
   const auto source = path.string();
   const auto json = parse_json(read_text(path, 1 << 20), source);
-  const auto backend =
-      json_string(json_at(json, "sharded_backend", source), "sharded_backend", source);
+  const auto backend = json_string_at(json, "sharded_backend", source);
   require(backend == "torch_dist", ErrorKind::kLayout,
           "{}: sharded_backend is \"{}\", only \"torch_dist\" is read", source, backend);
   for (const auto& [key, value] : json.items()) {

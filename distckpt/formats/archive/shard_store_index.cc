@@ -28,9 +28,7 @@ class IndexReader {
 
   ShardStoreContents read(std::string_view text, std::size_t num_files, std::size_t num_chunks) {
     const auto index = parse_json(text, what_);
-    const auto format = json_string(json_at(index, "format", what_), "format", what_);
-    require(format == kShardStoreFormat, ErrorKind::kLayout,
-            "{}: the format is \"{}\", expected \"{}\"", what_, format, kShardStoreFormat);
+    require_json_format(index, kShardStoreFormat, what_);
     require(integer(index, "file") == file_ &&
                 integer(index, "files") == static_cast<std::int64_t>(num_files),
             ErrorKind::kCorrupt,
@@ -63,25 +61,18 @@ class IndexReader {
   }
 
   Dims dims(const json& object, std::string_view key, const std::string& name) const {
-    Dims result;
-    const auto& sizes = array(object, key);
-    require(sizes.size() <= static_cast<std::size_t>(kMaxRank), ErrorKind::kCorrupt,
-            "{}: {}: has {} dimensions", what_, name, sizes.size());
-    for (const auto& size : sizes) {
-      result.push_back(json_int(size, key, what_));
-      const auto last = result[result.rank() - 1];
-      require(last >= 0 && last <= (std::int64_t{1} << 62), ErrorKind::kCorrupt,
-              "{}: {}: has a dimension of {}", what_, name, last);
-    }
+    auto result = json_dims_at(object, key, fmt::format("{}: {}", what_, name));
+    for (const auto size : result)
+      require(size <= (std::int64_t{1} << 62), ErrorKind::kCorrupt, "{}: {}: has a dimension of {}",
+              what_, name, size);
     return result;
   }
 
   void add_dataset(const json& entry, std::int64_t& chunks_left) {
-    StoredDataset dataset{.path = json_string(json_at(entry, "path", what_), "path", what_),
-                          .file = file_};
+    StoredDataset dataset{.path = json_string_at(entry, "path", what_), .file = file_};
     const auto& path = dataset.path;
     require(paths_.insert(path).second, ErrorKind::kCorrupt, "{}: {} is there twice", what_, path);
-    const auto dtype_name = json_string(json_at(entry, "dtype", what_), "dtype", what_);
+    const auto dtype_name = json_string_at(entry, "dtype", what_);
     const auto dtype = dtype_from_safetensors(dtype_name);
     require(dtype.has_value(), ErrorKind::kCorrupt, "{}: {}: unknown dtype \"{}\"", what_, path,
             dtype_name);
@@ -106,7 +97,7 @@ class IndexReader {
   }
 
   void add_tensor(const json& entry, std::size_t first_dataset) {
-    StoredTensor tensor{.name = json_string(json_at(entry, "name", what_), "name", what_)};
+    StoredTensor tensor{.name = json_string_at(entry, "name", what_)};
     const auto& name = tensor.name;
     const auto at = integer(entry, "dataset");
     require(at >= 0 && static_cast<std::size_t>(at) < uses_.size(), ErrorKind::kCorrupt,

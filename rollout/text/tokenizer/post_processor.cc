@@ -34,8 +34,7 @@ PostProcessor read_template(const Component& part) {
             piece.dump());
     const auto& kind = piece.begin().key();
     const auto& settings = piece.begin().value();
-    const auto id =
-        distckpt::json_string(json_at(settings, "id", part.where()), "id", part.where());
+    const auto id = distckpt::json_string_at(settings, "id", part.where());
     if (kind == "SpecialToken") {
       append_special(part, id, behind ? processor.behind : processor.before);
     } else if (kind == "Sequence" && id == "A" && !behind) {

@@ -187,7 +187,7 @@ TEST(ShardStoreMadeUp, RefusesAnIndexThatDoesNotFit) {
   const Case cases[] = {
       {R"("shape":[8,8]},{"chunk")", R"("shape":[8,9]},{"chunk")", "more chunks"},
       {R"("shape":[8,8]},{"chunk")", R"("shape":[4,8]},{"chunk")", "fewer than the trailer"},
-      {R"("shape":[8,8]},{"chunk")", R"("shape":[-8,8]},{"chunk")", "dimension of -8"},
+      {R"("shape":[8,8]},{"chunk")", R"("shape":[-8,8]},{"chunk")", "holds -8"},
       {R"("shape":[8,8]},{"chunk")", R"("shape":[8]},{"chunk")", "chunks [4, 8]"},
       {R"("shape":[8,8]},{"chunk")",
        R"("shape":[4611686018427387904,4611686018427387904]},{"chunk")", "more chunks"},
@@ -197,7 +197,7 @@ TEST(ShardStoreMadeUp, RefusesAnIndexThatDoesNotFit) {
       {R"("shape":[8,8]},{"chunk")", R"("shape":[8,"8"]},{"chunk")", "shape"},
       {R"("shape":[8,8]},{"chunk")", R"("shape":8},{"chunk")", "is not a list"},
       {R"("chunk":[4,8])", R"("chunk":[0,8])", "or empty"},
-      {R"("chunk":[4,8])", R"("chunk":[4,-8])", "dimension of -8"},
+      {R"("chunk":[4,8])", R"("chunk":[4,-8])", "holds -8"},
       {R"("chunk":[4,8])", R"("chunk":[8192,8192])", "larger than"},
       {R"("chunk":[4,8])", R"("chunk":[4611686018427387904,4611686018427387904])", "larger than"},
       {R"("BF16")", R"("BF17")", "unknown dtype"},
