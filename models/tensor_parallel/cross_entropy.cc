@@ -104,6 +104,7 @@ class Chunks {
     context.saved_data["temperature"] = temperature_;
   }
   explicit Chunks(AutogradContext& context)
+      // NOLINTNEXTLINE(performance-no-int-to-ptr): an IValue holds no pointers
       : group_(reinterpret_cast<const ProcessGroup*>(context.saved_data["group"].toInt())),
         alignment_(static_cast<Alignment>(context.saved_data["alignment"].toInt())),
         vocab_size_(context.saved_data["vocab_size"].toInt()),

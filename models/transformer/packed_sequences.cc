@@ -19,7 +19,7 @@ struct Range {
 // The pieces of the pack that a context parallel rank has.
 std::vector<Range> pieces_of(int rank, int ranks, std::int64_t padded) {
   if (ranks == 1) return {{0, padded}};
-  const auto size = padded / (2 * ranks);
+  const auto size = padded / 2 / ranks;
   const auto piece = [&](std::int64_t i) { return Range{i * size, (i + 1) * size}; };
   return {piece(rank), piece(2 * ranks - 1 - rank)};
 }
