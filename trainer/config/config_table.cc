@@ -184,11 +184,10 @@ const ConfigTable::Field& ConfigTable::at(std::string_view key) const {
   return fields_[found->second];
 }
 
-void ConfigTable::refuse_key(const ConfigEntry& entry) const {
-  const auto what = fmt::format("{}: {}: there is no such key", entry.where, entry.key);
-  if (const auto hint = hint_for_peers_key(
+std::string ConfigTable::hint_for(const ConfigEntry& entry) const {
+  if (auto hint = hint_for_peers_key(
           entry.key, [this](const std::string& key) { return index_.contains(key); }))
-    throw Error(ErrorKind::kUsage, what, *hint);
+    return *std::move(hint);
   // The same name in another section, as peers sort them; else one that is spelt nearly so.
   constexpr auto kOfMany = std::to_array<std::string_view>({"enable", "mode", "path"});
   const auto name = last_name(entry.key);
@@ -204,8 +203,7 @@ void ConfigTable::refuse_key(const ConfigEntry& entry) const {
   if (!likely.empty())
     suggestion = *std::ranges::min_element(
         likely, {}, [&](const std::string& key) { return edit_distance(entry.key, key); });
-  throw Error(ErrorKind::kUsage, what,
-              suggestion ? fmt::format("did you mean {}?", *suggestion) : "");
+  return suggestion ? fmt::format("did you mean {}?", *suggestion) : "";
 }
 
 void ConfigTable::require_limit(const Field& field,
@@ -252,23 +250,42 @@ bool ConfigTable::set_within_table(const ConfigEntry& entry) {
 }
 
 void ConfigTable::set(const ConfigEntry& entry) {
+  set_all({entry});
+}
+
+void ConfigTable::set_all(const std::vector<ConfigEntry>& entries) {
+  std::vector<const ConfigEntry*> unknown;
+  for (const auto& entry : entries)
+    if (!try_set(entry)) unknown.push_back(&entry);
+  if (unknown.empty()) return;
+  const auto& first = *unknown.front();
+  auto what = fmt::format("{}: {}: there is no such key", first.where, first.key);
+  if (unknown.size() == 1) throw Error(ErrorKind::kUsage, what, hint_for(first));
+  std::string hints;
+  for (const auto* entry : unknown) {
+    const auto hint = hint_for(*entry);
+    hints += fmt::format("{}{}: {}", hints.empty() ? "" : "\n", entry->key,
+                         hint.empty() ? "there is no such key" : hint);
+  }
+  throw Error(ErrorKind::kUsage, fmt::format("{}, and {} more", what, unknown.size() - 1), hints);
+}
+
+bool ConfigTable::try_set(const ConfigEntry& entry) {
   const auto former = former_.find(entry.key);
   const auto found = index_.find(former == former_.end() ? entry.key : former->second);
   const bool is_empty = std::holds_alternative<std::monostate>(entry.value);
   if (found == index_.end()) {
-    if (set_within_table(entry)) return;
-    const bool is_empty_section =
-        is_empty && std::ranges::any_of(sections_, [&](const Section& section) {
-          return (section.name + '.').starts_with(entry.key + '.');  // or one that holds sections
-        });
-    if (!is_empty_section) refuse_key(entry);
-    return;
+    if (set_within_table(entry)) return true;
+    // A section without keys, or one that holds sections.
+    return is_empty && std::ranges::any_of(sections_, [&](const Section& section) {
+             return (section.name + '.').starts_with(entry.key + '.');
+           });
   }
   auto& field = fields_[found->second];
   const ConfigValue nothing{ConfigValue::Table{}};
   if (is_empty && field.set(&nothing)) {  // of a table
     field.where = entry.where;
-    return;
+    return true;
   }
   require(!is_empty, ErrorKind::kUsage, "{}: {}: is a section without keys, {} is expected",
           entry.where, entry.key, field.type);
@@ -277,7 +294,7 @@ void ConfigTable::set(const ConfigEntry& entry) {
     const bool may_hold_nothing = field.set(nullptr);
     if (!may_hold_nothing) field.set(&*field.usual);
     field.where = may_hold_nothing ? entry.where : "";
-    return;
+    return true;
   }
   ConfigValue parts;
   if (field.separated && std::holds_alternative<std::string>(value->value)) {
@@ -295,6 +312,7 @@ void ConfigTable::set(const ConfigEntry& entry) {
   require_limit(field, entry, *value);
   field.where = entry.where;
   field.is_inherited = false;
+  return true;
 }
 
 void ConfigTable::inherit(std::string_view to,

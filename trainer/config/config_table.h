@@ -206,6 +206,9 @@ class ConfigTable {
   // "<where>: <key>: ...", with the nearest key as a hint where there is none of that name.
   void set(const ConfigEntry& entry);
 
+  // Sets them one by one. Throws the same, and says of all entries without a key at once.
+  void set_all(const std::vector<ConfigEntry>& entries);
+
   // Sets what nobody did of section `to` to what was set under the same name in section `from`, of
   // the names that `takes` holds for.
   void inherit(std::string_view to,
@@ -259,7 +262,9 @@ class ConfigTable {
   void require_limit(const Field& field, const ConfigEntry& entry, const ConfigValue& value) const;
   // Sets what an entry names within a field that is a table. False: there is none of that name.
   bool set_within_table(const ConfigEntry& entry);
-  [[noreturn]] void refuse_key(const ConfigEntry& entry) const;
+  bool try_set(const ConfigEntry& entry);  // false: there is no such key
+  // The advice for a key that is none, or "".
+  std::string hint_for(const ConfigEntry& entry) const;
   // Calls with each section and its fields.
   template <typename Visit>
   void visit_sections(Visit&& visit) const;

@@ -447,7 +447,7 @@ PpoConfig load_ppo_config(std::string_view algorithm,
                           std::vector<std::string>* notes) {
   auto config = default_ppo_config(algorithm);
   auto table = table_of(config);
-  for (const auto& entry : read_entries(file, overrides)) table.set(entry);
+  table.set_all(read_entries(file, overrides));
   inherit_engine(table, kRefSection, config.actor.megatron, config.ref.megatron);
   inherit_engine(table, "critic", config.actor.megatron, config.critic.megatron);
   inherit_engine(table, "reward_model", config.actor.megatron, config.reward.megatron);

@@ -84,7 +84,7 @@ SftConfig load_sft_config(const std::filesystem::path& file,
                           std::vector<std::string>* notes) {
   SftConfig config;
   auto table = table_of(config);
-  for (const auto& entry : read_entries(file, overrides)) table.set(entry);
+  table.set_all(read_entries(file, overrides));
   require_consistent(config, sft_rules(), table);
   auto found = find_ineffective(config, ineffective_in_sft(), table);
   if (notes != nullptr) *notes = std::move(found);

@@ -1,4 +1,4 @@
-"""Settings of `ferry train ppo` and `grpo` beside verl's, through whole runs: on one data parallel rank, two and four."""
+"""Settings of `ferry train ppo` and `grpo` beside verl's, through whole runs: on one data parallel rank, two and four. Every key of verl's, taken or explained."""
 import itertools
 import json
 import re
@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+import yaml
 
 import verl_core
 from ppo_run import ACTOR, ANSWERS, APART, PROMPTS, ROLLOUT, metrics, samples, settings, train, write_prompts, write_world
@@ -201,3 +202,51 @@ def test_rejected_answers_count_among_those_that_a_mean_divides_by(world, work):
     advantages = [score - sum(group) / ANSWERS for group in groups for score in group]
     kept = itertools.combinations(advantages, PROMPTS * ANSWERS - int(rejected))
     assert any(-sum(some) / (PROMPTS * ANSWERS) == pytest.approx(alone["actor/pg_loss"], abs=1e-6) for some in kept)
+
+
+CONFIG = PEERS / "verl091/verl/trainer/config"
+ENGINES = ("automodel", "fsdp", "megatron", "torchtitan", "veomni")
+ELSEWHERE = {"trainer.save_freq", "trainer.resume_mode", "trainer.resume_from_path"}
+
+
+def verls(name):
+    return yaml.safe_load((CONFIG / f"{name}.yaml").read_text())
+
+
+def keys_of(node, prefix=""):
+    for name, value in node.items():
+        if isinstance(value, dict) and value:
+            yield from keys_of(value, f"{prefix}{name}.")
+        elif name not in ("_target_", "defaults"):
+            yield prefix + name
+
+
+def keys_of_verl(command):
+    """Keys of all engines that verl has."""
+    if command == "ppo":
+        return {key for path in CONFIG.glob("_generated_ppo*.yaml") for key in keys_of(verls(path.stem))}
+    parts = [{"model": verls("model/hf_model"), "profiler": verls("profiler/profiler")}, verls("sft_trainer_engine")]
+    parts += [{kind: verls(f"{kind}/{engine}")} for kind in ("engine", "optim") for engine in ENGINES]
+    return {key for part in parts for key in keys_of(part)}
+
+
+def keys_of_ferry(command):
+    section, keys = "", set()
+    for line in run_ok("train", command, "--print-config").stdout.splitlines():
+        if named := re.fullmatch(r"\[(.*)\]", line):
+            section = named[1]
+        elif key := re.match(r"(# )?(\w+) =", line):
+            keys.add(f"{section}.{key[2]}")
+    return keys
+
+
+@pytest.mark.parametrize("command,count", [("ppo", 1000), ("sft", 200)])
+def test_each_key_is_taken_or_has_a_hint(command, count):
+    keys = keys_of_verl(command)
+    assert len(keys) > count
+    unknown = sorted(keys - keys_of_ferry(command))
+    done = ferry("train", command, "--print-config", *(f"{key}=1" for key in unknown))
+    assert done.returncode == 2 and f"and {len(unknown) - 1} more" in done.stderr, done.stderr[:2000]
+    said = dict(re.findall(r"^(?:hint: | {6})(\S+): (.*)$", done.stderr, re.MULTILINE))
+    assert not [key for key in unknown if said.get(key, "there is no such key") == "there is no such key"]
+    assert {key for key in unknown if said[key].startswith("did you mean")} == ELSEWHERE

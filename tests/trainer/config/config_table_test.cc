@@ -141,6 +141,20 @@ TEST_F(Table, SuggestsTheNearestKeyAndChoice) {
   }
 }
 
+TEST_F(Table, SaysOfAllKeysThatItLacksAtOnce) {
+  const std::vector<ConfigEntry> entries{parse_override("a.cuont=3"), parse_override("a.count=7"),
+                                         parse_override("x.something_else=3")};
+  try {
+    table.set_all(entries);
+    FAIL() << "threw nothing";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kUsage);
+    EXPECT_STREQ(error.what(), "the command line: a.cuont: there is no such key, and 1 more");
+    EXPECT_EQ(error.hint(),
+              "a.cuont: did you mean a.count?\nx.something_else: there is no such key");
+  }
+}
+
 TEST_F(Table, PassesOverASectionWithoutKeys) {
   EXPECT_NO_THROW(table.set({.key = "a", .where = "run.toml:1"}));
   EXPECT_NO_THROW(table.set({.key = "d", .where = "run.toml:1"}));

@@ -300,6 +300,10 @@ TEST(PpoConfig, SuggestsTheKeyThatAPeersNameIsNear) {
       {"reward.reward_kwargs.overlong_buffer_cfg.len=9", "reward_model.overlong_buffer.enable"},
       {"distillation.teacher_models.teacher_model.inference.temperature=1", "not implemented"},
       {"data.tokenizer=hf", "actor_rollout_ref.model.tokenizer_path"},
+      {"model_engine=megatron", "as Megatron-Core does it"},
+      {"actor_rollout_ref.actor.megatron.seed=1", "trainer.seed: of all random numbers"},
+      {"critic.megatron.override_ddp_config.grad_reduce_in_fp32=true",
+       "critic.megatron.grad_reduce_in_fp32: Megatron-Core's keys"},
   };
   const std::string_view without = "there is no such key";
   for (const auto* key :

@@ -87,7 +87,7 @@ TEST(SftConfig, SuggestsTheKeyThatAPeersNameIsNear) {
                     [] { load_sft({"trainer.save_freq=5"}); }));
   EXPECT_TRUE(
       fails(ErrorKind::kUsage, {"optim.adam_beta1?"}, [] { load_sft({"optim.adam_beta=0.9"}); }));
-  EXPECT_TRUE(fails(ErrorKind::kUsage, {"engine.tensor_model_parallel_size?"},
+  EXPECT_TRUE(fails(ErrorKind::kUsage, {"engine.tensor_model_parallel_size"},
                     [] { load_sft({"engine.tensor_parallel_size=2"}); }));
 }
 
