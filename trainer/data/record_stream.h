@@ -4,6 +4,7 @@
 // stopped, on any number of ranks.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <map>
@@ -70,6 +71,17 @@ class RecordStream {
 
   // The places of the records of the last batch: "train.jsonl: line 17".
   const std::vector<std::string>& places() const { return places_; }
+
+  // Tries `parse` on the first record, and leaves the stream where it is. Throws its Error, unless
+  // the row may be skipped.
+  template <typename Parse>
+  void try_first(Parse&& parse) const {
+    const auto place = std::ranges::find_if(sizes_, [](auto size) { return size.num_records > 0; });
+    const auto& first = chunks_.at(static_cast<std::size_t>(place - sizes_.begin()));
+    const auto chunk = first.file->open(first.index);
+    std::optional<MalformedRow> malformed;
+    (void)parse_row({.file = first.file, .chunk = chunk.get()}, parse, malformed);
+  }
 
   // Counts the records of an epoch that `parse` makes something of, in this rank's share of so
   // many: reads all of it, counts nothing as malformed, and leaves the stream where it is.

@@ -36,14 +36,17 @@ SftEncoder::SftEncoder(const std::filesystem::path& folder,
 
 SftEncoder::~SftEncoder() = default;
 
+void SftEncoder::require_seen(const Conversation& conversation) const {
+  if (conversation.images.empty()) return;
+  (void)required_reader(images_, "messages: have");
+  require(template_.has_value(), ErrorKind::kUsage,
+          "messages: have images, and the model has no chat template that places them");
+}
+
 SftExample SftEncoder::encode(const Conversation& conversation) const {
+  require_seen(conversation);
   std::vector<rollout::ProcessedImage> images;
-  if (!conversation.images.empty()) {
-    const auto& reader = required_reader(images_, "messages: have");
-    require(template_.has_value(), ErrorKind::kUsage,
-            "messages: have images, and the model has no chat template that places them");
-    images = rollout::read_images(conversation.images, reader);
-  }
+  if (!conversation.images.empty()) images = rollout::read_images(conversation.images, *images_);
   auto example = template_ ? encode_templated(conversation, images) : encode_plain(conversation);
   const bool is_cut = example.size() > data_.max_length;
   truncate(example);

@@ -39,12 +39,15 @@ class SftEncoder {
              const models::TransformerConfig& config);
   ~SftEncoder();
 
+  // Throws Error(kUsage) for images that the model does not see, or that no template places.
+  void require_seen(const Conversation& conversation) const;
+
   // Without a chat template the conversation has to be a prompt and its response: the special
   // tokens of the tokenizer, the prompt, the response and the end of text. Throws Error(kCorrupt)
   // where a template does not render a conversation's beginning as the beginning of the whole, for
   // a sequence that is too long, or would be cut in an image, and for one without a token to learn,
-  // unless data.truncation has cut it off; Error(kUsage) for images that are not read, or that the
-  // model does not see.
+  // unless data.truncation has cut it off; Error(kUsage) for images that are not read, or that
+  // require_seen() refuses.
   SftExample encode(const Conversation& conversation) const;
 
   const rollout::text::Tokenizer& tokenizer() const { return *tokenizer_; }

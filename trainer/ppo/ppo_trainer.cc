@@ -35,7 +35,8 @@ PpoTrainer::PpoTrainer(const PpoConfig& config, models::World& world, PpoOutput 
                config.data,
                tools_.schemas,
                origin_->map.config),
-      stream_(open_records(config.data, config.trainer.run, /*training=*/true)),
+      stream_(
+          open_training_records(config.data, config.trainer.run, prompt_parser(encoder_, config_))),
       total_steps_(
           run_length(
               config.trainer.run,

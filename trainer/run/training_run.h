@@ -28,6 +28,16 @@ RecordStream open_records(const Data& data, const TrainerConfig& run, bool train
                        .drop_last = training});
 }
 
+// The records to train on. Tries `parse` on the first of them, and of those to validate on, so that
+// data which the run cannot use are refused before its first step.
+template <typename Data, typename Parse>
+RecordStream open_training_records(const Data& data, const TrainerConfig& run, const Parse& parse) {
+  if (!data.val_files.empty()) open_records(data, run, /*training=*/false).try_first(parse);
+  auto records = open_records(data, run, /*training=*/true);
+  records.try_first(parse);
+  return records;
+}
+
 struct RunLength {
   std::int64_t steps = 0;
   std::int64_t steps_per_epoch = 0;  // 0: it was not counted

@@ -75,7 +75,7 @@ SftTrainer::SftTrainer(const SftConfig& config, models::World& world, SftOutput 
       planned_(planned(config, *origin_, world, output_.say)),
       config_(planned_.config),
       encoder_(tokenizer_folder(config.model, *origin_), config.data, origin_->map.config),
-      stream_(open_records(config.data, config.trainer, /*training=*/true)),
+      stream_(open_training_records(config.data, config.trainer, parser())),
       length_(run_length(config.trainer,
                          config.checkpoint.save_freq,
                          "data.train_batch_size",
@@ -117,7 +117,11 @@ void SftTrainer::resume() {
 }
 
 std::function<Conversation(const Record&)> SftTrainer::parser() const {
-  return [this](const Record& record) { return parse_conversation(record, config_.data); };
+  return [this](const Record& record) {
+    auto conversation = parse_conversation(record, config_.data);
+    encoder_.require_seen(conversation);
+    return conversation;
+  };
 }
 
 std::vector<Conversation> SftTrainer::next_conversations(RecordStream& records) const {

@@ -75,6 +75,15 @@ def rows_of(folder):
     return rows
 
 
+@pytest.mark.parametrize("data", ["train_files", "val_files"])
+def test_images_for_a_blind_model_are_refused_before_it_is_loaded(data, world, tmp_path):
+    write_rows(tmp_path / "blind.jsonl", conversations())
+    files = {"data.train_files": [str(tmp_path / "blind.jsonl")], f"data.{data}": [str(world / "train.jsonl")], "trainer.total_training_steps": 1}
+    shutil.copytree(world / "model", tmp_path / "blind", ignore=shutil.ignore_patterns("preprocessor_config.json", "processor_config.json"))
+    (status, said), = finish(start_ranks(1, settings(world, tmp_path / "run", **{"model.path": str(tmp_path / "blind")}, **files)))
+    assert status == 2 and "train.jsonl: line 1" in said and "data.image_key" in said and "loaded" not in said, said
+
+
 def theirs(folder, steps, dtype="float32", frozen=False, **optimizer):
     """transformers and torch.optim.AdamW -> the losses, the first gradients' norm, the first gradients."""
     import torch
@@ -427,4 +436,5 @@ def test_images_of_prompts_that_do_not_fit_are_named(rl_world, tmp_path):
     assert "programs of program_agent do not take" in trouble(good, **{
         f"{ROLLOUT}.agent.default_agent_loop": "program_agent", f"{ROLLOUT}.agent.program_command": "cat"})
     shutil.copytree(rl_world / "model", tmp_path / "blind", ignore=shutil.ignore_patterns("preprocessor_config.json", "processor_config.json"))
-    assert "the model's images are not computed" in trouble(good, **{"actor_rollout_ref.model.path": str(tmp_path / "blind")})
+    said = trouble(good, **{"actor_rollout_ref.model.path": str(tmp_path / "blind")})
+    assert "the model's images are not computed" in said and "loaded" not in said

@@ -199,6 +199,17 @@ TEST_F(RecordStreams, PassOnErrorsThatAreNotOfTheRow) {
   }));
 }
 
+TEST_F(RecordStreams, TryTheirFirstRecordAndStayWhereTheyAre) {
+  RecordStream stream({write("a.jsonl", 7, 10)}, {.order = {.shuffle = false}});
+  EXPECT_TRUE(fails(ErrorKind::kUsage, {"seen 7", "a.jsonl: line 1"}, [&] {
+    stream.try_first(
+        [](const Record& row) -> int { fail(ErrorKind::kUsage, "seen {}", parse(row)); });
+  }));
+  stream.try_first([](const Record&) -> int { fail(ErrorKind::kCorrupt, "malformed"); });
+  EXPECT_EQ(stream.malformed().count, 0);
+  EXPECT_EQ(take(stream, 1, 3), (Numbers{7, 8, 9}));
+}
+
 TEST_F(RecordStreams, DropTheRestOfAnEpochOrMakeItABatch) {
   const Paths files{write("a.jsonl", 0, 10)};
   RecordStream dropping(files, {.order = {.shuffle = false}});
