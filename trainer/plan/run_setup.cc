@@ -22,7 +22,7 @@ std::vector<int> ranks_of(const std::vector<int>& named, int world_size) {
 }
 
 // Throws unless an update can be cut into as many micro-batches as an interleaved pipeline has
-// stages, or a multiple.
+// stages, or a multiple: packs by tokens may be of a sequence each.
 void check_interleaved(const RoleSetup& role, const std::string& batch, std::int64_t dp) {
   const auto& parallel = role.engine.parallel;
   const auto& learning = role.memory.learning;
@@ -32,9 +32,9 @@ void check_interleaved(const RoleSetup& role, const std::string& batch, std::int
   const auto pp = parallel.pipeline_model_parallel_size;
   const auto mine = role.memory.batch_size / dp;
   if (learning.size.use_dynamic_bsz) {
-    require(mine >= pp, ErrorKind::kUsage,
-            "{}: {} sequences of an update on each data parallel rank are fewer than the {} stages "
-            "of an interleaved pipeline",
+    require(mine % pp == 0, ErrorKind::kUsage,
+            "{}: {} sequences of an update on each data parallel rank are no multiple of the {} "
+            "stages of an interleaved pipeline",
             batch, mine, pp);
     return;
   }

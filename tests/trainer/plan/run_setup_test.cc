@@ -2,6 +2,7 @@
 // on.
 #include "trainer/plan/run_setup.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <string>
@@ -103,11 +104,15 @@ TEST(RunSetup, RefusesAnUpdateThatDoesNotFillAnInterleavedPipeline) {
   SftConfig config;
   config.engine.parallel.pipeline_model_parallel_size = 4;
   config.engine.parallel.virtual_pipeline_model_parallel_size = 2;
+  config.data.train_batch_size = 8;
+  EXPECT_EQ(setup_of(config, llama_8b(), 8, kH200).sequences, 8);
   config.data.train_batch_size = 6;
-  EXPECT_EQ(setup_of(config, llama_8b(), 4, kH200).sequences, 6);
-  EXPECT_TRUE(fails(ErrorKind::kUsage,
-                    {"data.train_batch_size", "3 sequences", "the 4 stages of an interleaved"},
-                    [&] { setup_of(config, llama_8b(), 8, kH200); }));
+  for (const int ranks : {4, 8}) {
+    const auto sequences = fmt::format("{} sequences", 24 / ranks);
+    EXPECT_TRUE(fails(ErrorKind::kUsage,
+                      {"data.train_batch_size", sequences, "the 4 stages of an interleaved"},
+                      [&] { setup_of(config, llama_8b(), ranks, kH200); }));
+  }
   config.data.use_dynamic_bsz = false;
   config.data.micro_batch_size_per_gpu = 2;
   EXPECT_TRUE(fails(ErrorKind::kUsage,
