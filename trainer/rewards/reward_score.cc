@@ -96,14 +96,20 @@ const DataRule* find_rule(std::string_view data_source) {
   return found == std::end(kRules) ? nullptr : found;
 }
 
+// The advice for data without a rule.
+std::string_view hint_for(std::string_view data_source, bool is_code) {
+  if (is_code) return "reward_model.command=\"ferry score\" tests code (docs/training/rewards.md)";
+  if (data_source.starts_with("numina_"))
+    return "verl's own function can, as the program of reward_model.command "
+           "(docs/training/rewards.md); or name the data math_verify, whose rule compares values";
+  return "a program can: reward_model.command, or --reward-command (docs/training/rewards.md)";
+}
+
 const DataRule& rule_of(std::string_view data_source) {
   const auto* const rule = find_rule(data_source);
   if (rule != nullptr && rule->score != nullptr) return *rule;
   throw Error(ErrorKind::kUsage, fmt::format("reward: no rule scores data_source {}", data_source),
-              rule != nullptr
-                  ? "reward_model.command=\"ferry score\" tests code (docs/training/rewards.md)"
-                  : "a program can: reward_model.command, or --reward-command "
-                    "(docs/training/rewards.md)");
+              std::string(hint_for(data_source, rule != nullptr)));
 }
 
 }  // namespace

@@ -154,10 +154,11 @@ def test_gsm8k_methods(method):
 
 def test_names_of_data():
     names = ["openai/gsm8k", "lighteval/MATH", "DigitalLearningGmbH/MATH-lighteval", "HuggingFaceH4/MATH-500", "math_dapo", "math", "math_dapo_reasoning",
-             "aime2024", "hiyouga/geometry3k", "elsewhere"]
-    *known, unknown = ask([{"data_source": n, "solution_str": "Answer: 1\n#### 1 \\boxed{1}", "ground_truth": "1"} for n in names], "rules")
+             "aime2024", "hiyouga/geometry3k", "numina_olympiads", "elsewhere"]
+    *known, numina, unknown = ask([{"data_source": n, "solution_str": "Answer: 1\n#### 1 \\boxed{1}", "ground_truth": "1"} for n in names], "rules")
     assert [a["score"] for a in known] == [1] * 8 + [0.9]
     assert unknown["kind"] == "usage" and "no rule scores data_source elsewhere" in unknown["error"] and "--reward-command" in unknown["error"]
+    assert "no rule scores data_source numina_olympiads" in numina["error"] and "name the data math_verify" in numina["error"]
 
 
 def test_format():
@@ -174,9 +175,9 @@ def test_format():
 
 
 @functools.cache
-def example():
-    """The first Python of docs/training/rewards.md."""
-    return re.search(r"```python\n(.*?)```", (ROOT / "docs/training/rewards.md").read_text(), re.DOTALL).group(1)
+def example(number=0):
+    """A Python program of docs/training/rewards.md."""
+    return re.findall(r"```python\n(.*?)```", (ROOT / "docs/training/rewards.md").read_text(), re.DOTALL)[number]
 
 
 def program(work, text, name="reward.py"):
@@ -210,6 +211,20 @@ def test_the_example_of_the_manual(work):
     one, two = ask([requests("it is 7", "it is 8"), requests("7")], "command", program(work, example()), 20)
     assert one["scores"] == [{"score": 1}, {"score": 0}] and two["scores"] == [{"score": 1}]
     assert one["restarts"] == two["restarts"] == 0
+
+
+def test_verls_own_function_is_a_program(work):
+    """The manual's, with what verl's function imports of verl: numina_* have no rule here."""
+    utils = work / "verl/utils"
+    utils.mkdir(parents=True)
+    for path, text in (("__init__.py", ""), ("utils/__init__.py", ""), ("utils/metric.py", "Metric = object")):
+        (work / "verl" / path).write_text(text)
+    for name in ("reward_score", "import_utils.py", "py_functional.py"):
+        (utils / name).symlink_to(PEERS / "verl091/verl/utils" / name)
+    asked = [("numina_olympiads", "the answer is \\boxed{\\frac{1}{2}}", "0.5"), ("numina_cn_k12", "\\boxed{3}", "4"), ("math_dapo", "Answer: 7", "7")]
+    done, = ask([[{"data_source": source, "solution_str": said, "ground_truth": truth, "extra_info": {}} for source, said, truth in asked]],
+                "command", program(work, example(1)), 50)
+    assert [one["score"] for one in done["scores"]] == [1, 0, 1] and done["scores"][2]["acc"] == 1
 
 
 def test_what_a_program_is_given_and_may_say(work):
