@@ -26,16 +26,26 @@ class AnswerReader {
   AnswerPart finish();
 
  private:
-  enum class State : std::uint8_t { kBegin, kThoughts, kContent };
+  // kAnswer is between the format's markers of an answer, kContent is all behind them.
+  enum class State : std::uint8_t { kBegin, kThoughts, kBeforeAnswer, kAnswer, kContent };
 
-  void read_thoughts(bool is_last, AnswerPart& part);
+  void read(bool is_last, AnswerPart& part);
   bool begin(bool is_last, AnswerPart& part);
   void give_thoughts(bool is_last, AnswerPart& part);
+  bool begin_answer(bool is_last);
+  void give_answer(bool is_last, AnswerPart& part);
+  void give(std::string_view text, AnswerPart& part);
 
   std::optional<Thoughts> thoughts_;
   std::optional<ToolCallParser> calls_{};
   State state_;
-  std::string pending_{};  // up to the end of the thoughts
+  std::string pending_{};  // text that may be a part of a marker
 };
+
+// The parts of a whole answer.
+AnswerPart read_answer(std::string_view text,
+                       std::optional<Thoughts> thoughts,
+                       std::optional<ToolFormat> tool_format,
+                       const nlohmann::ordered_json& tools);
 
 }  // namespace ferry::rollout::text

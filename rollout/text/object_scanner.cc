@@ -40,7 +40,7 @@ ObjectScanner::State ObjectScanner::take_outside(char c) {
       return then(last_ == '{' || last_ == ',' || is_value_expected(), 'v');
     case '{':
     case '[': {
-      const bool is_right = open_.empty() ? c == '{' : is_value_expected();
+      const bool is_right = open_.empty() || is_value_expected();
       open_ += c;
       return then(is_right && open_.size() <= kDeepestJson, c);
     }

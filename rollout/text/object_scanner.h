@@ -1,4 +1,5 @@
-// Finds the end of a JSON object in a text that comes in parts, without reading a byte twice.
+// Finds the end of a JSON object or list in a text that comes in parts, without reading a byte
+// twice.
 #pragma once
 
 #include <cstdint>
@@ -10,12 +11,12 @@ namespace ferry::rollout::text {
 class ObjectScanner {
  public:
   enum class State : std::uint8_t {
-    kOpen,   // more text may end the object
-    kWhole,  // the object ends at end()
-    kNone    // no text that begins so is an object
+    kOpen,   // more text may end it
+    kWhole,  // it ends at end()
+    kNone    // no text that begins so is one
   };
 
-  // `text` begins with the object, and with what earlier calls had. kWhole may be an object that
+  // `text` begins with the object or list, and with what earlier calls had. kWhole may be one that
   // does not parse all the same; one that parses is kWhole.
   State scan(std::string_view text);
   std::size_t end() const { return at_; }

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "distckpt/base/trimmed.h"
-#include "rollout/text/python_literal.h"
+#include "rollout/text/literals.h"
 #include "rollout/text/shallow_json.h"
 
 namespace ferry::rollout::text {
@@ -100,6 +100,45 @@ bool read_kimi_call(std::string_view body, std::vector<ToolCall>& calls) {
   return true;
 }
 
+// A list of objects, each a call.
+bool read_objects(std::string_view body, std::vector<ToolCall>& calls) {
+  const auto list = parse_exact_json(body);
+  std::vector<ToolCall> found;
+  if (!list.is_array() || list.empty() ||
+      !std::ranges::all_of(list, [&](const auto& one) { return read_object(one, found); }))
+    return false;
+  calls.insert(calls.end(), found.begin(), found.end());
+  return true;
+}
+
+// The list that older models write, or name[CALL_ID]id[ARGS]{...}, whose id clients do not see.
+bool read_mistral_calls(std::string_view body, std::vector<ToolCall>& calls) {
+  if (body.starts_with('[')) return read_objects(body, calls);
+  const auto name = trimmed(body.substr(0, body.find_first_of("[{")));
+  auto arguments = object_text(body.substr(std::min(body.find('{'), body.size())));
+  if (name.empty() || !arguments) return false;
+  calls.push_back({std::string(name), std::move(*arguments)});
+  return true;
+}
+
+bool read_python_calls(std::string_view body, std::vector<ToolCall>& calls) {
+  const auto found = parse_python_calls(body);
+  if (!found) return false;
+  for (const auto& [name, arguments] : *found) calls.push_back({name, json_text(arguments)});
+  return true;
+}
+
+// call:name{...}
+bool read_gemma_call(std::string_view body, std::string_view quote, std::vector<ToolCall>& calls) {
+  if (!skip_prefix(body, "call:")) return false;
+  const auto size = std::min(body.find('{'), body.size());
+  const auto name = trimmed(body.substr(0, size));
+  const auto arguments = parse_gemma_object(body.substr(size), quote);
+  if (name.empty() || arguments.is_discarded()) return false;
+  calls.push_back({std::string(name), json_text(arguments)});
+  return true;
+}
+
 bool is_integer(const ordered_json& value) {
   return value.is_number_integer() || is_wide_integer(value);
 }
@@ -189,6 +228,21 @@ bool ToolCallBody::read(std::string_view body, Calls& calls) const {
       return read_invokes(body, "", calls);
     case ToolFormat::kSeedOss:
       return read_function_tags(body, calls);
+    case ToolFormat::kGranite:
+    case ToolFormat::kPhi4Mini:
+    case ToolFormat::kHunyuan:
+      return read_objects(body, calls);
+    case ToolFormat::kMistral:
+      return read_mistral_calls(body, calls);
+    case ToolFormat::kOlmo3:
+      return read_python_calls(body, calls);
+    case ToolFormat::kPythonic:
+      return body.starts_with('[') && body.ends_with(']') &&
+             read_python_calls(body.substr(1, body.size() - 2), calls);
+    case ToolFormat::kGemma4:
+      return read_gemma_call(body, "<|\"|>", calls);
+    case ToolFormat::kFunctionGemma:
+      return read_gemma_call(body, "<escape>", calls);
     case ToolFormat::kHermes:
     case ToolFormat::kQwen3Coder:
     case ToolFormat::kGlm45:

@@ -19,7 +19,7 @@ constexpr std::size_t kLongestString = 65536;  // bytes behind an end that may b
 bool is_json(ToolFormat format, std::string_view body) {
   if (format == ToolFormat::kHermes) return trimmed(body).starts_with('{');
   return format == ToolFormat::kKimiK2 || format == ToolFormat::kDeepSeekV3 ||
-         format == ToolFormat::kDeepSeekV31;
+         format == ToolFormat::kDeepSeekV31 || format == ToolFormat::kHunyuan;
 }
 
 // Goes on with a text whose beginnings it has seen.
@@ -37,12 +37,6 @@ class StringsOfJson {
   std::size_t at_ = 0;
   bool in_string_ = false;
   bool escaped_ = false;
-};
-
-// The ends of a call's body and of the marker behind it; npos if they may be still to come.
-struct CallEnd {
-  std::size_t body = std::string::npos;
-  std::size_t marker = std::string::npos;
 };
 
 // The size of the body with which the text begins; npos: its end may be still to come. An end
@@ -66,25 +60,23 @@ std::size_t body_of_call(const std::string& text,
   return waits && !is_last ? std::string::npos : first;
 }
 
-CallEnd end_of_call(const std::string& text,
-                    std::string_view end,
-                    ToolFormat format,
-                    const ToolCallBody& body,
-                    bool is_last) {
-  const auto size = body_of_call(text, end, format, body, is_last);
-  return size == std::string::npos ? CallEnd() : CallEnd{size, size + end.size()};
-}
-
-// The same of a call that begins with kFunction: the marker behind it may be there or not.
-CallEnd end_of_function(std::string_view text, std::string_view end, bool is_last) {
-  constexpr std::string_view kEnd = "</function>";
-  const auto at = text.find(kEnd);
-  if (at == std::string_view::npos) return {};
-  const auto size = at + kEnd.size();
-  const auto rest = trimmed(text.substr(size));
-  if (rest.starts_with(end)) return {size, text.find(end, size) + end.size()};
-  if (!is_last && end.starts_with(rest)) return {};
-  return {size, size};
+// The place of the JSON in a call that has no marker behind it; npos: it may be still to come.
+// Nothing if what comes is none.
+std::optional<std::size_t> json_in_call(ToolFormat format, std::string_view text) {
+  constexpr std::string_view kOpen = "{[", kArguments = "[ARGS]", kId = "[CALL_ID]";
+  constexpr std::size_t kLongestName = 256;
+  const auto begin = text.find_first_not_of(" \t\r\n");
+  if (begin == text.npos || text[begin] == '[') return begin;
+  if (format != ToolFormat::kMistral) return std::nullopt;
+  auto at = text.find_first_of(kOpen, begin);
+  while (at != text.npos && text[at] == '[') {
+    const auto rest = text.substr(at);
+    if (kArguments.starts_with(rest) || kId.starts_with(rest)) return text.npos;
+    if (!rest.starts_with(kArguments) && !rest.starts_with(kId)) return std::nullopt;
+    at = text.find_first_of(kOpen, at + (rest.starts_with(kId) ? kId : kArguments).size());
+  }
+  if (at == text.npos && text.size() > kLongestName) return std::nullopt;
+  return at;
 }
 
 }  // namespace
@@ -116,6 +108,7 @@ ToolCallParser::Part ToolCallParser::finish() {
 
 void ToolCallParser::scan(bool is_last, Part& part) {
   if (format_ == ToolFormat::kLlama3Json) return scan_objects(is_last, part);
+  if (format_ == ToolFormat::kPythonic) return scan_python(is_last, part);
   while (in_call_ || begin_call(part))
     if (!end_call(is_last, part)) return;
   const auto certain = pending_.substr(0, pending_.size() - (is_last ? 0 : held_at_end()));
@@ -126,11 +119,10 @@ void ToolCallParser::scan(bool is_last, Part& part) {
 bool ToolCallParser::begin_call(Part& part) {
   begin_ = markers_.begin;
   auto at = pending_.find(begin_);
-  if (format_ == ToolFormat::kQwen3Coder) {
-    if (const auto bare = pending_.find(kFunction); bare < at) {
-      at = bare;
-      begin_ = kFunction;
-    }
+  const auto other = format_ == ToolFormat::kQwen3Coder ? kFunction : markers_.other_begin;
+  if (const auto found = other.empty() ? pending_.npos : pending_.find(other); found < at) {
+    at = found;
+    begin_ = other;
   }
   if (at == std::string::npos) return false;
   give_content(std::string_view(pending_).substr(0, at), false, part);
@@ -138,11 +130,39 @@ bool ToolCallParser::begin_call(Part& part) {
   return in_call_ = true;
 }
 
+ToolCallParser::CallEnd ToolCallParser::end_of_call(bool is_last) {
+  const auto& marker = markers_.end;
+  if (marker.empty()) return end_of_json(is_last);
+  if (begin_ != kFunction) {
+    const auto size = body_of_call(pending_, marker, format_, body_, is_last);
+    return size == pending_.npos ? CallEnd() : CallEnd{size, size + marker.size()};
+  }
+  // The marker behind a call that begins with kFunction may be there or not.
+  constexpr std::string_view kEnd = "</function>";
+  const auto at = pending_.find(kEnd);
+  if (at == pending_.npos) return {};
+  const auto size = at + kEnd.size();
+  const auto rest = trimmed(std::string_view(pending_).substr(size));
+  if (rest.starts_with(marker)) return {size, pending_.find(marker, size) + marker.size()};
+  if (!is_last && marker.starts_with(rest)) return {};
+  return {size, size};
+}
+
+// A call that no JSON follows has no body, and its marker is content.
+ToolCallParser::CallEnd ToolCallParser::end_of_json(bool is_last) {
+  const auto at = json_in_call(format_, pending_);
+  if (at == pending_.npos) return {};
+  const auto state =
+      at ? object_.scan(std::string_view(pending_).substr(*at)) : ObjectScanner::State::kNone;
+  const auto end = state == ObjectScanner::State::kWhole ? *at + object_.end() : 0;
+  if (state == ObjectScanner::State::kOpen && !is_last) return {};
+  object_ = {};
+  return {end, end};
+}
+
 bool ToolCallParser::end_call(bool is_last, Part& part) {
-  const bool is_bare = begin_ == kFunction;
-  const std::string begin(is_bare ? "" : begin_);
-  const auto [size, end] = is_bare ? end_of_function(pending_, markers_.end, is_last)
-                                   : end_of_call(pending_, markers_.end, format_, body_, is_last);
+  const std::string begin(begin_ == kFunction ? "" : begin_);
+  const auto [size, end] = end_of_call(is_last);
   if (size == std::string::npos && !is_last) return false;
   const bool has_end = size != std::string::npos;
   const auto body = pending_.substr(0, size);
@@ -161,8 +181,8 @@ bool ToolCallParser::end_call(bool is_last, Part& part) {
 // The size of what may become a marker when more text comes.
 std::size_t ToolCallParser::held_at_end() const {
   auto held = beginning_at_end(pending_, markers_.begin);
-  if (format_ == ToolFormat::kQwen3Coder)
-    held = std::max(held, beginning_at_end(pending_, kFunction));
+  const auto other = format_ == ToolFormat::kQwen3Coder ? kFunction : markers_.other_begin;
+  if (!other.empty()) held = std::max(held, beginning_at_end(pending_, other));
   for (const auto frame : markers_.frames) held = std::max(held, beginning_at_end(pending_, frame));
   return held;
 }
@@ -192,6 +212,20 @@ void ToolCallParser::scan_objects(bool is_last, Part& part) {
   const auto certain = pending_.substr(0, pending_.size() - held);
   pending_.erase(0, certain.size());
   give_content(certain, is_last, part);
+}
+
+// Nothing says where a list that is the whole text ends, but the end of the text.
+void ToolCallParser::scan_python(bool is_last, Part& part) {
+  const auto begin = markers_.frames[0], end = markers_.frames[1];
+  auto text = trimmed(pending_);
+  const bool may_begin = begin.starts_with(text);
+  if (text.starts_with(begin)) text = trimmed(text.substr(begin.size()));
+  const bool may_call = !has_content_ && (may_begin || text.empty() || text.starts_with('['));
+  if (may_call && !is_last) return;
+  if (text.ends_with(end)) text.remove_suffix(end.size());
+  if (may_call && body_.read(text, part.calls)) return pending_.clear();
+  has_content_ = true;
+  part.content += std::exchange(pending_, "");
 }
 
 // Without white space at the end, which is no content where a call follows; in kLlama3Json neither

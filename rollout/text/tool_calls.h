@@ -28,10 +28,19 @@ class ToolCallParser {
   Part finish();
 
  private:
+  // The ends of a call's body and of the marker behind it; npos if they may be still to come.
+  struct CallEnd {
+    std::size_t body = std::string::npos;
+    std::size_t marker = std::string::npos;
+  };
+
   void scan(bool is_last, Part& part);
   void scan_objects(bool is_last, Part& part);
+  void scan_python(bool is_last, Part& part);
   // Takes what is before a call and the marker, and returns true, where a call begins.
   bool begin_call(Part& part);
+  CallEnd end_of_call(bool is_last);
+  CallEnd end_of_json(bool is_last);
   // Takes a call that ends, or that the text ends in; false if it goes on.
   bool end_call(bool is_last, Part& part);
   std::size_t held_at_end() const;
@@ -46,9 +55,10 @@ class ToolCallParser {
   std::string pending_{};                   // text that may become a call
   std::string space_{};                     // white space, which goes if a call follows
   std::string_view begin_{};                // of the call
-  ObjectScanner object_{};                  // kLlama3Json: of the object that pending_ begins with
+  ObjectScanner object_{};                  // of the JSON in pending_ that has no marker behind it
   bool in_call_ = false;
   bool has_called_ = false;
+  bool has_content_ = false;     // kPythonic: the text is no list of calls
   bool is_behind_call_ = false;  // with nothing between
 };
 

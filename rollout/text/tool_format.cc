@@ -1,41 +1,25 @@
 #include "rollout/text/tool_format.h"
 
 #include <array>
-#include <utility>
 
 namespace ferry::rollout::text {
 namespace {
 
-constexpr std::array<std::pair<std::string_view, ToolFormat>, 12> kFormats{
-    {{"hermes", ToolFormat::kHermes},
-     {"qwen3_coder", ToolFormat::kQwen3Coder},
-     {"glm45", ToolFormat::kGlm45},
-     {"llama3_json", ToolFormat::kLlama3Json},
-     {"deepseek_v3", ToolFormat::kDeepSeekV3},
-     {"deepseek_v31", ToolFormat::kDeepSeekV31},
-     {"deepseek_v32", ToolFormat::kDeepSeekV32},
-     {"deepseek_v4", ToolFormat::kDeepSeekV4},
-     {"kimi_k2", ToolFormat::kKimiK2},
-     {"minimax_m2", ToolFormat::kMiniMaxM2},
-     {"seed_oss", ToolFormat::kSeedOss},
-     {"openai", ToolFormat::kOpenAi}}};
-
 constexpr std::array<std::string_view, 2> kDeepSeekFrames{"<｜tool▁calls▁begin｜>",
                                                           "<｜tool▁calls▁end｜>"};
+constexpr std::array<std::string_view, 2> kLlama4Frames{"<|python_start|>", "<|python_end|>"};
 constexpr std::array<std::string_view, 2> kKimiFrames{"<|tool_calls_section_begin|>",
                                                       "<|tool_calls_section_end|>"};
 
 }  // namespace
 
 std::optional<ToolFormat> tool_format(std::string_view name) {
-  for (const auto& [known, format] : kFormats)
-    if (name == known) return format;
-  return std::nullopt;
+  return find_in(kToolFormats, name);
 }
 
 std::vector<std::string> tool_format_names() {
   std::vector<std::string> names;
-  for (const auto& [name, format] : kFormats) names.emplace_back(name);
+  for (const auto& [name, format] : kToolFormats) names.emplace_back(name);
   return names;
 }
 
@@ -45,6 +29,14 @@ std::optional<ToolFormat> tool_format_of_template(std::string_view chat_template
   };
   if (has("<|channel|>") && has("<|call|>")) return ToolFormat::kOpenAi;
   if (has(kKimiFrames[0])) return ToolFormat::kKimiK2;
+  if (has("<|tool_call>")) return ToolFormat::kGemma4;
+  if (has("<start_function_call>")) return ToolFormat::kFunctionGemma;
+  if (has("[TOOL_CALLS]")) return ToolFormat::kMistral;
+  if (has("<|tool_call|>") && !has("<tool_call>") && !has("<|/tool_call|>"))
+    return ToolFormat::kGranite;
+  if (has("functools[")) return ToolFormat::kPhi4Mini;
+  if (has("<function_calls>")) return ToolFormat::kOlmo3;
+  if (has("<tool_calls>")) return ToolFormat::kHunyuan;
   if (has("<minimax:tool_call>")) return ToolFormat::kMiniMaxM2;
   if (has("<seed:tool_call>")) return ToolFormat::kSeedOss;
   if (has("｜DSML｜"))
@@ -76,6 +68,22 @@ ToolMarkers markers_of(ToolFormat format) {
       return {"<seed:tool_call>", "</seed:tool_call>"};
     case ToolFormat::kLlama3Json:
       return {.begin = "<|python_tag|>"};
+    case ToolFormat::kGranite:
+      return {.begin = "<|tool_call|>", .other_begin = "<tool_call>"};
+    case ToolFormat::kPhi4Mini:
+      return {.begin = "functools"};
+    case ToolFormat::kMistral:
+      return {.begin = "[TOOL_CALLS]"};
+    case ToolFormat::kHunyuan:
+      return {"<tool_calls>", "</tool_calls>"};
+    case ToolFormat::kOlmo3:
+      return {"<function_calls>", "</function_calls>"};
+    case ToolFormat::kPythonic:
+      return {.frames = kLlama4Frames};
+    case ToolFormat::kGemma4:
+      return {"<|tool_call>", "<tool_call|>"};
+    case ToolFormat::kFunctionGemma:
+      return {"<start_function_call>", "<end_function_call>"};
     case ToolFormat::kHermes:
     case ToolFormat::kQwen3Coder:
     case ToolFormat::kGlm45:

@@ -276,19 +276,6 @@ std::optional<std::string> forced_call(const Fields& fields) {
   return name;
 }
 
-// The end of a text that a template writes behind the last message, in tokens at most.
-constexpr std::size_t kGenerationPrompt = 16;
-
-std::optional<bool> may_think(const Fields& fields) {
-  const auto* const variables = fields.find("chat_template_kwargs");
-  if (variables == nullptr) return std::nullopt;
-  std::optional<bool> found;
-  for (const char* name : {"enable_thinking", "thinking"})
-    if (const auto given = variables->find(name); given != variables->end() && given->is_boolean())
-      found = found.value_or(false) || *given == true;
-  return found;
-}
-
 void read_thoughts(const Fields& fields, const ServedModel& model, GenerationRequest& request) {
   fields.read("include_reasoning", request.include_reasoning);
   if (!model.reasoning) return;
@@ -297,10 +284,13 @@ void read_thoughts(const Fields& fields, const ServedModel& model, GenerationReq
   fields.read("continue_final_message", is_answer);
   const std::vector<rollout::text::TokenId> prompt(request.prompts[0].begin(),
                                                    request.prompts[0].end());
-  const auto size = is_answer ? prompt.size() : std::min(prompt.size(), kGenerationPrompt);
+  const auto size =
+      is_answer ? prompt.size() : std::min(prompt.size(), rollout::text::kGenerationPrompt);
   const auto text = tokenizer.decode(std::span(prompt).last(size), {.skip_special_tokens = false});
+  const auto* const variables = fields.find("chat_template_kwargs");
+  const auto may_think = variables == nullptr ? std::nullopt : rollout::text::may_think(*variables);
   request.thoughts = rollout::text::thoughts_behind(
-      {.text = text, .is_answer = is_answer, .may_think = may_think(fields)}, *model.reasoning);
+      {.text = text, .is_answer = is_answer, .may_think = may_think}, *model.reasoning);
   // Their markers are found in the text.
   const std::array marker{tokenizer.token_to_id(model.reasoning->end)};
   if (marker[0] != rollout::text::kNoToken && tokenizer.decode(marker).empty())

@@ -110,10 +110,23 @@ CallFormat frame_of(ToolFormat format) {
     }
     case ToolFormat::kKimiK2:
       return {.begin = "<|tool_calls_section_begin|>", .end = "<|tool_calls_section_end|>"};
+    case ToolFormat::kGranite:
+    case ToolFormat::kPhi4Mini:
+    case ToolFormat::kHunyuan:
+    case ToolFormat::kMistral: {
+      const auto markers = rollout::text::markers_of(format);
+      return {.begin = std::string(markers.begin) + "[",
+              .separator = ", ",
+              .end = "]" + std::string(markers.end)};
+    }
     case ToolFormat::kHermes:
     case ToolFormat::kQwen3Coder:
     case ToolFormat::kGlm45:
     case ToolFormat::kSeedOss:
+    case ToolFormat::kPythonic:
+    case ToolFormat::kOlmo3:
+    case ToolFormat::kGemma4:
+    case ToolFormat::kFunctionGemma:
     case ToolFormat::kOpenAi:
       break;
   }
@@ -173,6 +186,20 @@ ordered_json format_of_call(ToolFormat format, const ordered_json& function) {
     case ToolFormat::kGlm45:
       return tagged("<tool_call>" + name + "\n", "</tool_call>",
                     {"<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n"});
+    case ToolFormat::kGranite:
+    case ToolFormat::kPhi4Mini:
+    case ToolFormat::kHunyuan:
+    case ToolFormat::kMistral:
+      return around(fmt::format("{{\"name\": {}, \"arguments\": ", quoted), schema_format(schema),
+                    "}");
+    case ToolFormat::kPythonic:
+    case ToolFormat::kOlmo3:
+    case ToolFormat::kGemma4:
+    case ToolFormat::kFunctionGemma:
+      throw ApiError(400,
+                     "tool_choice: asks for a call, which this model's format of calls cannot "
+                     "be held to",
+                     "tool_choice");
     case ToolFormat::kHermes:
       break;
   }

@@ -147,6 +147,22 @@ TEST(FormatOfCalls, WritesFramesIdsAndTypes) {
   EXPECT_TRUE(holds(deepseek, "parameter name=\"days\" string=\"false\">")) << deepseek;
 }
 
+TEST(FormatOfCalls, WritesListsBehindAMarker) {
+  const std::string call = "[{\"name\": \"time\", \"arguments\": }]";
+  EXPECT_EQ(texts_of(ToolFormat::kMistral, "time"), "[TOOL_CALLS]" + call);
+  EXPECT_EQ(texts_of(ToolFormat::kGranite, "time"), "<|tool_call|>" + call);
+  EXPECT_EQ(texts_of(ToolFormat::kHunyuan, "time"), "<tool_calls>" + call + "</tool_calls>");
+}
+
+TEST(FormatOfCalls, RefusesFormatsThatAreNoJson) {
+  for (const auto format : {ToolFormat::kPythonic, ToolFormat::kOlmo3, ToolFormat::kGemma4}) try {
+      (void)format_of_calls(format, tools(), "time", false);
+      ADD_FAILURE();
+    } catch (const ApiError& error) {
+      EXPECT_EQ(error.status(), 400);
+    }
+}
+
 // The texts of the format that answers of a chat are held to.
 std::string held_texts(std::optional<ToolFormat> calls,
                        const RequestedFormat& requested,

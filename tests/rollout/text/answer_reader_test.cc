@@ -69,6 +69,37 @@ TEST(AnswerReader, SomeModelsThinkWhereTheyAreAskedTo) {
   expect("mistral", {.text = "ai:"}, "b", "", "b");
 }
 
+TEST(AnswerReader, GraniteSaysThatItThinks) {
+  for (const std::string is : {"Here is", "Here's"}) {
+    expect("granite", {.text = "ai:"},
+           is + " my thought process:a Here is " + is + " my response: b", "a Here is ", " b");
+    expect("granite", {.text = "ai:"}, is + " my thought process: a", " a", "");
+  }
+  expect("granite", {.text = "ai:"}, "Here is my thought", "", "Here is my thought");
+  expect("granite", {.text = "ai:"}, "Here is my response: b", "", "Here is my response: b");
+}
+
+TEST(AnswerReader, GemmaThinksOnAChannel) {
+  expect("gemma4", {.text = "ai:"}, "<|channel>thought\na<channel|>b", "a", "b");
+  expect("gemma4", {.text = "ai:"}, "b", "", "b");
+  expect("gemma4", {.text = "ai:<|channel>thought\n<channel|>"}, "b", "", "b");
+  expect("gemma4", {.text = "ai:<|channel>thought\n"}, "a<channel|>b", "a", "b");
+}
+
+TEST(AnswerReader, AnAnswerMayStandBetweenMarkers) {
+  expect("ernie45", {.text = "ai:<think>\n"},
+         "a\n</think>\n\n<response>\nd < e\n\nf\n</response>\n", "a\n", "d < e\n\nf");
+  expect("ernie45", {.text = "ai:"}, "a</think><response>b</response>\n" + kCall, "a", "b", 1);
+  expect("ernie45", {.text = "ai:"}, "a</think>\nb\n", "a", "\nb\n");
+  expect("ernie45", {.text = "ai:"}, "a</think>\n<respon", "a", "\n<respon");
+  expect("ernie45", {.text = "ai:"}, "a</think><response>\nb\n</resp", "a", "b\n</resp");
+  const std::string answer = "<answer>\nb\n</answer>";
+  expect("hunyuan_a13b", {.text = "ai:"}, "<think>\na\n</think>\n" + answer, "a", "b");
+  expect("hunyuan_a13b", {.text = "ai:"}, "<think>\n\n</think>\n" + answer, "", "b");
+  expect("hunyuan_a13b", {.text = "ai:<think>\n\n</think>\n"}, "b", "", "b");
+  expect("hunyuan_a13b", {.text = "ai:"}, "b\n", "", "b\n");
+}
+
 TEST(AnswerReader, CallsWithinThoughtsAreNone) {
   expect("qwen3", {.text = "ai:"}, "a" + kCall + "</think>" + kCall, "a" + kCall, "", 1);
   expect("minimax_m2_append_think", {.text = "ai:<think>\n"}, "a" + kCall + "</think>b" + kCall, "",

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <tuple>
+
 namespace ferry::rollout::text {
 namespace tool_calls_test {
 
@@ -325,6 +327,77 @@ TEST(ToolCalls, AnIntegerKeepsItsDigits) {
       "", {{"f", arguments, "functions.f:0"}});
 }
 
+TEST(ToolCalls, ListsOfObjectsFollowAMarker) {
+  const std::string two =
+      R"([{"name": "f", "arguments": {"s": "]", "n": 1}}, {"name": "g", "arguments": {}}])";
+  const std::vector<ToolCall> calls{{"f", R"({"s":"]","n":1})"}, {"g", "{}"}};
+  for (const auto& [format, begin, end] :
+       {std::tuple{ToolFormat::kGranite, "<|tool_call|>", ""},
+        std::tuple{ToolFormat::kGranite, "<tool_call>", ""},
+        std::tuple{ToolFormat::kPhi4Mini, "functools", ""},
+        std::tuple{ToolFormat::kHunyuan, "<tool_calls>", "</tool_calls>"},
+        std::tuple{ToolFormat::kHunyuan, "<tool_calls>\n", "\n</tool_calls>"},
+        std::tuple{ToolFormat::kMistral, "[TOOL_CALLS] ", ""}}) {
+    expect(format, begin + two + end, "", calls);
+    expect(format, "So:\n" + (begin + two) + end + "\n", "So:", calls);
+    for (const std::string text : {"[]", "[{\"name\": \"f\"}]", "[{\"name\": ", "x", "[1"})
+      expect(format, "a " + (begin + text) + end, "a " + (begin + text) + end, {});
+  }
+}
+
+TEST(ToolCalls, MistralMayWriteNamesInFrontOfArguments) {
+  const std::vector<ToolCall> calls{{"f", R"({"s":"}[TOOL_CALLS]"})"}, {"g", "{}"}};
+  expect(ToolFormat::kMistral,
+         "Well.[TOOL_CALLS]f[ARGS]{\"s\": \"}[TOOL_CALLS]\"}[TOOL_CALLS]g[CALL_ID]abc[ARGS]{}",
+         "Well.", calls);
+  expect(ToolFormat::kMistral, "[TOOL_CALLS]f{\"s\": \"}[TOOL_CALLS]\"}[TOOL_CALLS] g {}", "",
+         calls);
+  for (const std::string text :
+       {"[TOOL_CALLS]", "[TOOL_CALLS]f", "[TOOL_CALLS]f[ARGS]", "[TOOL_CALLS]f[ARGS]{\"s\"",
+        "[TOOL_CALLS]f[X]{}", "[TOOL_CALLS]{}"})
+    expect(ToolFormat::kMistral, text, text, {});
+}
+
+// The examples of vLLM's tests of these parsers have such calls.
+TEST(ToolCalls, PythonWritesCalls) {
+  const std::string calls =
+      "get_weather(city='San Francisco', metric=\"celsius\"), "
+      "register(age=37, address={'city': \"LA\"}, role=None, passed=true, aliases=['J', ]), now()";
+  const std::vector<ToolCall> found{
+      {"get_weather", R"({"city":"San Francisco","metric":"celsius"})"},
+      {"register",
+       R"({"age":37,"address":{"city":"LA"},"role":null,"passed":true,"aliases":["J"]})"},
+      {"now", "{}"}};
+  expect(ToolFormat::kPythonic, "[" + calls + "]", "", found);
+  expect(ToolFormat::kPythonic, "\n<|python_start|>[" + calls + "]<|python_end|>\n", "", found);
+  expect(ToolFormat::kOlmo3, "<function_calls>\n" + calls + "\n</function_calls>", "", found);
+  expect(ToolFormat::kOlmo3, "So. <function_calls>f(n=1)\ng(s='(')</function_calls>", "So.",
+         {{"f", R"({"n":1})"}, {"g", R"({"s":"("})"}});
+  for (const std::string text :
+       {"[f(1)]", "[f(n=1)", "[]", "[1, 2]", "a [f()]", "[f(n=g())] x", "\n[see", "<|python", " "})
+    expect(ToolFormat::kPythonic, text, text, {});
+  expect(ToolFormat::kOlmo3, "<function_calls>no</function_calls>",
+         "<function_calls>no</function_calls>", {});
+}
+
+TEST(ToolCalls, GemmaQuotesByTokens) {
+  const std::vector<ToolCall> calls{
+      {"f-x.y", R"({"s":"a}, \"b\": [","n":42,"l":["c",1.5,{"k":true}],"z":null,"w":"bare"})"},
+      {"g", "{}"}};
+  const std::string body = "call:f-x.y{s:Qa}, \"b\": [Q,n:42,l:[QcQ,1.5,{QkQ:true}],z:null,w:bare}";
+  for (const auto& [format, begin, end, quote] :
+       {std::tuple{ToolFormat::kGemma4, "<|tool_call>", "<tool_call|>", "<|\"|>"},
+        std::tuple{ToolFormat::kFunctionGemma, "<start_function_call>", "<end_function_call>",
+                   "<escape>"}}) {
+    std::string text = body;
+    for (auto at = text.find('Q'); at != text.npos; at = text.find('Q', at))
+      text.replace(at, 1, quote);
+    expect(format, "So." + (begin + text) + end + begin + "call:g{}" + end, "So.", calls);
+    for (const std::string none : {"f{}", "call:f", "call:{}", "call:f{a:1", "call:f{,}"})
+      expect(format, begin + none + end, begin + none + end, {});
+  }
+}
+
 TEST(ToolCalls, GptOssHasChannels) {
   expect(ToolFormat::kOpenAi,
          "<|channel|>analysis<|message|>Think.<|end|><|start|>assistant<|channel|>final<|message|>"
@@ -393,6 +466,13 @@ TEST(ToolCalls, ATemplateTellsItsFormat) {
             ToolFormat::kDeepSeekV4);
   EXPECT_EQ(tool_format_of_template("{{ '<|channel|>commentary json<|message|><|call|>' }}"),
             ToolFormat::kOpenAi);
+  EXPECT_EQ(tool_format_of_template("{{ '<|tool_call|>' }}"), ToolFormat::kGranite);
+  EXPECT_EQ(tool_format_of_template("{{ '[TOOL_CALLS]' }}"), ToolFormat::kMistral);
+  EXPECT_EQ(tool_format_of_template("{{ 'functools[' }}"), ToolFormat::kPhi4Mini);
+  EXPECT_EQ(tool_format_of_template("{{ '<tool_calls>' }}"), ToolFormat::kHunyuan);
+  EXPECT_EQ(tool_format_of_template("{{ '<function_calls>' }}"), ToolFormat::kOlmo3);
+  EXPECT_EQ(tool_format_of_template("{{ '<|tool_call>' }}"), ToolFormat::kGemma4);
+  EXPECT_EQ(tool_format_of_template("{{ '<start_function_call>' }}"), ToolFormat::kFunctionGemma);
   EXPECT_EQ(tool_format_of_template("{{ messages }}"), std::nullopt);
 }
 

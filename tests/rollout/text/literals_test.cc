@@ -1,4 +1,4 @@
-#include "rollout/text/python_literal.h"
+#include "rollout/text/literals.h"
 
 #include <gtest/gtest.h>
 
