@@ -81,12 +81,11 @@ AgentRunner::AgentRunner(const AgentSections& config,
     : config_(config), limits_(limits), engine_(engine), encoder_(encoder), tp_(tp) {
   add_loop(AgentLoopKind::kSingleTurn, nullptr);
   if (config.has(AgentLoopKind::kTool))
-    add_loop(AgentLoopKind::kTool, std::make_unique<ToolAgentLoop>(tools, config.multi_turn));
+    add_loop(AgentLoopKind::kTool, std::make_unique<ToolAgentLoop>(tools, config, encoder));
   if (config.has(AgentLoopKind::kEnv))
     add_loop(AgentLoopKind::kEnv, std::make_unique<EnvAgentLoop>(config.agent));
   if (config.has(AgentLoopKind::kProgram))
-    add_loop(AgentLoopKind::kProgram,
-             std::make_unique<ProgramAgentLoop>(config, encoder.tokenizer()));
+    add_loop(AgentLoopKind::kProgram, std::make_unique<ProgramAgentLoop>(config, encoder));
 }
 
 AgentRunner::~AgentRunner() = default;

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "distckpt/base/error.h"
+#include "rollout/text/answer_reader.h"
 #include "serve/api/api_error.h"
 #include "serve/api/chat_prompt.h"
 #include "serve/api/choices.h"
@@ -115,14 +116,15 @@ std::string event(const std::string& data) {
 
 }  // namespace
 
-ProgramAgentLoop::ProgramAgentLoop(const AgentSections& config,
-                                   const rollout::text::Tokenizer& tokenizer)
+ProgramAgentLoop::ProgramAgentLoop(const AgentSections& config, const PromptEncoder& encoder)
     : config_(config.agent),
+      encoder_(encoder),
       model_{.name = kModelName,
              .max_model_len = std::numeric_limits<std::int64_t>::max() / 2,
              .vocab_size = std::numeric_limits<std::int64_t>::max(),
-             .tokenizer = &tokenizer,
-             .tool_format = config.multi_turn.format} {}
+             .tokenizer = &encoder.tokenizer(),
+             .tool_format = config.multi_turn.format,
+             .reasoning = config.reasoning()} {}
 
 std::vector<AgentProgramOptions> ProgramAgentLoop::programs() const {
   return {{.command = config_.program_command,
@@ -179,21 +181,21 @@ std::vector<AgentQuestion> ProgramAgentLoop::turn_is_over(Session& session,
   const auto asked = this->request(session);
   if (asked->has_ids) session.messages.clear();  // it goes on by token ids alone
   auto request = asked->generation;
-  request.prompts = {tokens_of(session, session.turn_begin)};
+  request.prompts = {session.tokens_before_turn()};
   serve::SamplePart part{
       .text = text,
       .tokens = {session.response.begin() + static_cast<std::ptrdiff_t>(session.turn_begin),
                  session.response.end()},
       .finish_reason =
           session.turn_stopped ? rollout::FinishReason::kStop : rollout::FinishReason::kLength};
-  if (request.tool_format) {
-    rollout::text::ToolCallParser parser(*request.tool_format, request.tools);
-    auto found = parser.take(text);
-    auto rest = parser.finish();
-    part.text = found.content + rest.content;
-    if (request.include_reasoning) part.reasoning = found.reasoning + rest.reasoning;
+  if (request.is_chat && model_.reasoning)
+    request.thoughts = encoder_.thoughts_behind(request.prompts.front(), *model_.reasoning);
+  if (request.tool_format || request.thoughts) {
+    auto found =
+        rollout::text::read_answer(text, request.thoughts, request.tool_format, request.tools);
+    part.text = std::move(found.content);
+    if (request.include_reasoning) part.reasoning = std::move(found.reasoning);
     part.calls = std::move(found.calls);
-    part.calls.insert(part.calls.end(), rest.calls.begin(), rest.calls.end());
     if (!request.parallel_tool_calls && part.calls.size() > 1) part.calls.resize(1);
   }
   const serve::Usage usage{

@@ -13,11 +13,11 @@
 #include <string>
 #include <vector>
 
-#include "rollout/text/tokenizer/tokenizer.h"
 #include "serve/api/generation_request.h"
 #include "serve/api/served_model.h"
 #include "trainer/agents/agent_loop.h"
 #include "trainer/config/agent_sections.h"
+#include "trainer/dataset/prompt_examples.h"
 
 namespace ferry::trainer {
 
@@ -31,8 +31,8 @@ struct ProgramRequest {
 
 class ProgramAgentLoop : public AgentLoop {
  public:
-  // The tokenizer outlives this.
-  ProgramAgentLoop(const AgentSections& config, const rollout::text::Tokenizer& tokenizer);
+  // The encoder outlives this.
+  ProgramAgentLoop(const AgentSections& config, const PromptEncoder& encoder);
 
   std::vector<AgentProgramOptions> programs() const override;
   // The next three are those of the request under way.
@@ -55,6 +55,7 @@ class ProgramAgentLoop : public AgentLoop {
   AgentReply take_request(Session& session, const nlohmann::json& asked) const;
 
   AgentSection config_;
+  const PromptEncoder& encoder_;
   serve::ServedModel model_;
 };
 

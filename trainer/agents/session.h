@@ -69,6 +69,13 @@ struct Session {
     return times_out;
   }
 
+  // All tokens before the turn that the model writes, or wrote last.
+  std::vector<std::int64_t> tokens_before_turn() const {
+    auto tokens = prompt;
+    for (std::size_t i = 0; i < turn_begin; ++i) tokens.push_back(response[i].token_id);
+    return tokens;
+  }
+
   // verl's count: the prompt is a turn, too.
   int num_turns() const { return assistant_turns + user_turns + 1; }
 };

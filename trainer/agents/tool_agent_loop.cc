@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "rollout/text/answer_reader.h"
 #include "rollout/text/shallow_json.h"
-#include "rollout/text/tool_calls.h"
 
 namespace ferry::trainer {
 
@@ -42,8 +42,11 @@ std::string call_id(const Session& session, std::size_t call) {
 
 }  // namespace
 
-ToolAgentLoop::ToolAgentLoop(Tools tools, const MultiTurnSection& config)
-    : tools_(std::move(tools)), config_(config) {}
+ToolAgentLoop::ToolAgentLoop(Tools tools, const AgentSections& config, const PromptEncoder& encoder)
+    : tools_(std::move(tools)),
+      config_(config.multi_turn),
+      reasoning_(config.reasoning()),
+      encoder_(encoder) {}
 
 ordered_json ToolAgentLoop::tools(const Session& session) const {
   return selected_tools(tools_.schemas, Record(extra_of(session, "tool_selection")));
@@ -55,13 +58,14 @@ std::vector<AgentQuestion> ToolAgentLoop::turn_is_over(Session& session,
   const auto kwargs = extra_of(session, "tools_kwargs");
   std::vector<std::string> names;
   for (const auto& schema : schemas) names.push_back(schema.at("function").at("name"));
-  rollout::text::ToolCallParser parser(config_.format, schemas);
-  auto part = parser.take(text);
-  auto rest = parser.finish();
-  auto calls = std::move(part.calls);
-  calls.insert(calls.end(), rest.calls.begin(), rest.calls.end());
+  const auto thoughts = reasoning_
+                            ? encoder_.thoughts_behind(session.tokens_before_turn(), *reasoning_)
+                            : std::nullopt;
+  auto part = rollout::text::read_answer(text, thoughts, config_.format, schemas);
+  auto& calls = part.calls;
   calls.resize(std::min(calls.size(), static_cast<std::size_t>(config_.max_parallel_calls)));
-  ordered_json message{{"role", "assistant"}, {"content", part.content + rest.content}};
+  ordered_json message{{"role", "assistant"}, {"content", std::move(part.content)}};
+  if (!part.reasoning.empty()) message["reasoning_content"] = std::move(part.reasoning);
   std::vector<AgentQuestion> questions;
   for (std::size_t i = 0; i < calls.size(); ++i) {
     const auto& [name, arguments, id] = calls[i];

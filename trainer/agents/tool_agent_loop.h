@@ -1,16 +1,18 @@
 // The model calls tools, and goes on with their answers (verl's tool_agent). A turn without a call
-// is the last.
+// is the last. Thoughts have none.
 #pragma once
 
 #include "trainer/agents/agent_loop.h"
 #include "trainer/agents/tools.h"
 #include "trainer/config/agent_sections.h"
+#include "trainer/dataset/prompt_examples.h"
 
 namespace ferry::trainer {
 
 class ToolAgentLoop : public AgentLoop {
  public:
-  ToolAgentLoop(Tools tools, const MultiTurnSection& config);
+  // The encoder outlives this.
+  ToolAgentLoop(Tools tools, const AgentSections& config, const PromptEncoder& encoder);
 
   std::vector<AgentProgramOptions> programs() const override { return tools_.programs; }
   // The schemas that the record selects.
@@ -26,6 +28,8 @@ class ToolAgentLoop : public AgentLoop {
  private:
   Tools tools_;
   MultiTurnSection config_;
+  std::optional<rollout::text::ReasoningFormat> reasoning_;
+  const PromptEncoder& encoder_;
 };
 
 }  // namespace ferry::trainer

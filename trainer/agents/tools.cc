@@ -154,7 +154,7 @@ void add_listed_tools(Tools& tools, ordered_json listed) {
     for (const auto& tool : listed[server.name]) {
       const auto schema = schema_of(tool, source);
       if (!server.tool_selected_list.empty() &&
-          std::erase(missing, schema["function"]["name"]) == 0)
+          std::erase(missing, schema["function"]["name"].get<std::string>()) == 0)
         continue;
       add_tool(tools, schema, server.program, source);
     }

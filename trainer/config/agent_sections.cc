@@ -4,6 +4,12 @@ namespace ferry::trainer {
 
 namespace {
 
+std::vector<std::string> reasoning_parsers() {
+  std::vector<std::string> names;
+  for (const auto& [name, format] : rollout::text::kReasoningFormats) names.emplace_back(name);
+  return names;
+}
+
 // The key that gives a run this loop.
 std::string_view key_of(AgentLoopKind loop) {
   return loop == AgentLoopKind::kTool  ? "multi_turn.tool_config_path"
@@ -25,6 +31,13 @@ bool AgentSections::has(AgentLoopKind loop) const {
       return !agent.program_command.empty();
   }
   fail(ErrorKind::kBug, "an agent loop of no kind");
+}
+
+std::optional<rollout::text::ReasoningFormat> AgentSections::reasoning() const {
+  const auto format = multi_turn.reasoning_parser
+                          ? find_in(rollout::text::kReasoningFormats, *multi_turn.reasoning_parser)
+                          : std::nullopt;
+  return format && format->on_channel() ? std::nullopt : format;
 }
 
 AgentLoopKind AgentSections::loop_of(std::string_view agent_name) const {
@@ -72,7 +85,15 @@ void list(ConfigTable& table, const std::string& section, AgentSections& c) {
             "characters of a tool's answer that are kept", at_least(1));
   table.add("tool_response_truncate_side", turns.tool_response_truncate_side,
             "the side of a longer answer that is cut");
-  table.add("format", turns.format, "for tool_agent: the form of calls, as vLLM names it");
+  auto formats = UsualLimit<rollout::text::ToolFormat>::limit();
+  formats.words = "a --tool-call-parser of docs/serving/README.md";
+  table.add("format", turns.format,
+            "for tool_agent and program_agent: the form of calls, as vLLM names it", formats);
+  auto parsers = one_of(reasoning_parsers());
+  parsers.words = "a --reasoning-parser of the same";
+  table.add("reasoning_parser", turns.reasoning_parser,
+            "for both: the form of thoughts, in which no calls are read; not set: they are content",
+            parsers);
 }
 
 ConfigRules<AgentSections> agent_rules() {
@@ -102,6 +123,14 @@ ConfigRules<AgentSections> agent_rules() {
          return url.empty() || url.starts_with("http://") || url.starts_with("https://");
        },
        "an environment answers over HTTP, as http://host:port/path"},
+      {"thoughts_on_channels",
+       {".multi_turn.reasoning_parser", ".multi_turn.format"},
+       [](const AgentSections& c) {
+         const auto& parser = c.multi_turn.reasoning_parser;
+         return !parser ||
+                (*parser == "openai_gptoss") == rollout::text::has_channels(c.multi_turn.format);
+       },
+       "openai_gptoss reads thoughts on channels, as format openai does, and no other one does"},
       {"a_program_to_run",
        {".agent.default_agent_loop", ".agent.program_command"},
        [](const AgentSections& c) {

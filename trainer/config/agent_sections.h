@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 
+#include "rollout/text/reasoning_format.h"
 #include "rollout/text/tool_format.h"
 #include "trainer/config/choice.h"
 #include "trainer/config/config_rules.h"
@@ -36,17 +37,7 @@ inline constexpr auto kChoices<TruncateSide> =
                                         {"right", TruncateSide::kRight}});
 
 template <>
-inline constexpr auto kChoices<rollout::text::ToolFormat> =
-    std::to_array<Named<rollout::text::ToolFormat>>(
-        {{"hermes", rollout::text::ToolFormat::kHermes},
-         {"llama3_json", rollout::text::ToolFormat::kLlama3Json},
-         {"deepseek_v3", rollout::text::ToolFormat::kDeepSeekV3},
-         {"deepseek_v32", rollout::text::ToolFormat::kDeepSeekV32},
-         {"deepseek_v4", rollout::text::ToolFormat::kDeepSeekV4},
-         {"kimi_k2", rollout::text::ToolFormat::kKimiK2},
-         {"minimax_m2", rollout::text::ToolFormat::kMiniMaxM2},
-         {"seed_oss", rollout::text::ToolFormat::kSeedOss},
-         {"openai", rollout::text::ToolFormat::kOpenAi}});
+inline constexpr auto kChoices<rollout::text::ToolFormat> = rollout::text::kToolFormats;
 
 struct AgentSection {  // actor_rollout_ref.rollout.agent
   AgentLoopKind default_agent_loop = AgentLoopKind::kSingleTurn;
@@ -67,6 +58,7 @@ struct MultiTurnSection {                    // actor_rollout_ref.rollout.multi_
   int max_tool_response_length = 256;  // characters
   TruncateSide tool_response_truncate_side = TruncateSide::kMiddle;
   rollout::text::ToolFormat format = rollout::text::ToolFormat::kHermes;
+  std::optional<std::string> reasoning_parser{};  // default: thoughts are content
   bool operator==(const MultiTurnSection&) const = default;
 };
 
@@ -77,6 +69,8 @@ struct AgentSections {
 
   // True if records may ask for that loop.
   bool has(AgentLoopKind loop) const;
+  // Nothing where thoughts are content, or on channels that the form of calls reads.
+  std::optional<rollout::text::ReasoningFormat> reasoning() const;
   // True if an answer may have several turns.
   bool enabled() const {
     return has(AgentLoopKind::kTool) || has(AgentLoopKind::kEnv) || has(AgentLoopKind::kProgram);

@@ -79,7 +79,7 @@ std::vector<std::int64_t> PromptEncoder::encode_turn(const Messages& messages,
   marked[messages.size() - count]["content"] = kTurn;
   auto& answer = marked[messages.size() - count - 1];
   answer["content"] = kAnswer;
-  answer.erase("reasoning_content");
+  for (const char* name : {"reasoning_content", "reasoning"}) answer.erase(name);
   const auto text = render(marked, tools);
   const auto begin = text.find(kAnswer), end = text.find(kTurn);
   std::string ending;
@@ -181,6 +181,14 @@ std::shared_ptr<const rollout::VisualPrompt> PromptEncoder::visual_prompt(
                        .visual = rollout::make_visual_prompt(*vision_, prompt, read(images))});
   if (decoded_.size() > kMostDecoded) decoded_.pop_back();
   return decoded_.front().visual;
+}
+
+std::optional<rollout::text::Thoughts> PromptEncoder::thoughts_behind(
+    std::span<const std::int64_t> prompt, const rollout::text::ReasoningFormat& format) const {
+  const auto size = std::min(prompt.size(), rollout::text::kGenerationPrompt);
+  const auto text = decode(prompt.last(size), /*skip_special_tokens=*/false);
+  return rollout::text::thoughts_behind(
+      {.text = text, .may_think = rollout::text::may_think(variables_)}, format);
 }
 
 std::string PromptEncoder::decode(std::span<const std::int64_t> tokens,

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "rollout/text/chat_template.h"
+#include "rollout/text/reasoning_format.h"
 #include "rollout/text/tokenizer/tokenizer.h"
 #include "rollout/vision/prompt_images.h"
 #include "rollout/vision/visual_prompt.h"
@@ -62,6 +63,10 @@ class PromptEncoder {
   std::vector<std::int64_t> encode_turn(const Messages& messages,
                                         std::size_t count,
                                         const nlohmann::ordered_json& tools) const;
+
+  // The thoughts that an answer to these tokens begins with, if any.
+  std::optional<rollout::text::Thoughts> thoughts_behind(
+      std::span<const std::int64_t> prompt, const rollout::text::ReasoningFormat& format) const;
 
   // The text of an answer, or of a prompt.
   std::string decode(std::span<const std::int64_t> tokens, bool skip_special_tokens) const;

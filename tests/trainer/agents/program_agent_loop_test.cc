@@ -123,8 +123,9 @@ class ProgramAgentLoopTest : public testing::Test {
 
   support::ByteFolder folder_;
   PromptEncoder encoder_{folder_.path(), {}};
-  ProgramAgentLoop loop_{AgentSections{.agent = {.program_command = "play", .program_timeout = 5}},
-                         encoder_.tokenizer()};
+  ProgramAgentLoop loop_{AgentSections{.agent = {.program_command = "play", .program_timeout = 5},
+                                       .multi_turn = {.reasoning_parser = "deepseek_v3"}},
+                         encoder_};
   Session session_;
   json question_;
 };
@@ -200,6 +201,42 @@ TEST_F(ProgramAgentLoopTest, AStreamHasTheWholeTurn) {
       text += choice.at("delta").value("content", std::string());
   EXPECT_EQ(text, "ok");
   EXPECT_EQ(events_of(stream).back().at("usage").at("completion_tokens"), 3);
+}
+
+TEST_F(ProgramAgentLoopTest, ThoughtsAreNoContentAndHaveNoCalls) {
+  const json tool{{"type", "function"}, {"function", {{"name", "add"}}}};
+  const std::string call = "<tool_call>{\"name\": \"add\", \"arguments\": {}}</tool_call>";
+  const auto user = said_by("user", "1+2");
+  const auto answer =
+      response(chat({user}, {{"tools", {tool}}}), "<think>" + call + "?</think>3" + call);
+  const auto& message = answer.at("choices").at(0).at("message");
+  EXPECT_EQ(message.at("reasoning"), call + "?");
+  EXPECT_EQ(message.at("content"), "3");
+  EXPECT_EQ(message.at("tool_calls").size(), 1U);
+  // A client may give thoughts back or leave them out.
+  auto said = message;
+  for (const char* name : {"reasoning", "reasoning_content"}) {
+    EXPECT_TRUE(
+        take(chat({user, said, said_by("tool", "1")}, {{"tools", {tool}}})).questions.empty());
+    session_.messages.erase(session_.messages.size() - 1);
+    said.erase(name);
+  }
+  EXPECT_TRUE(
+      take(chat({user, said, said_by("tool", "1")}, {{"tools", {tool}}})).questions.empty());
+}
+
+TEST_F(ProgramAgentLoopTest, ThePromptOfATurnMayBeginItsThoughts) {
+  const auto ids = encoder_.tokenizer().encode("a<think>\n", {.add_special_tokens = false});
+  session_.prompt = {ids.begin(), ids.end()};
+  const auto message =
+      response(chat({said_by("user", "?")}), "so</think>3").at("choices").at(0).at("message");
+  EXPECT_EQ(message.at("reasoning"), "so");
+  EXPECT_EQ(message.at("content"), "3");
+}
+
+TEST_F(ProgramAgentLoopTest, ACompletionKeepsItsThoughts) {
+  const auto answer = response(completion({1, 2}), "<think>so");
+  EXPECT_EQ(answer.at("choices").at(0).at("text"), "<think>so");
 }
 
 TEST_F(ProgramAgentLoopTest, CallsOfToolsAreFoundInATurn) {

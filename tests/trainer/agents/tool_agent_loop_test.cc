@@ -3,8 +3,14 @@
 #include <gtest/gtest.h>
 
 #include <cstddef>
+#include <optional>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
+
+#include "tests/trainer/dataset/byte_folder.h"
+#include "trainer/dataset/prompt_examples.h"
 
 namespace ferry::trainer {
 namespace tool_agent_loop_test {
@@ -17,15 +23,18 @@ std::string call(const std::string& name, const std::string& arguments) {
 
 class ToolAgentLoopTest : public testing::Test {
  protected:
-  static ToolAgentLoop loop(int max_parallel_calls) {
+  ToolAgentLoop loop(int max_parallel_calls, std::optional<std::string> reasoning_parser = {}) {
     Tools tools;
     tools.names = {"add", "find"};
     for (const auto& name : tools.names)
       tools.schemas.push_back({{"type", "function"}, {"function", {{"name", name}}}});
     tools.program_of = {0, 1};
     tools.programs.resize(2);
-    return {tools, MultiTurnSection{.max_parallel_calls = max_parallel_calls,
-                                    .max_tool_response_length = 20}};
+    return {tools,
+            AgentSections{.multi_turn = {.max_parallel_calls = max_parallel_calls,
+                                         .max_tool_response_length = 20,
+                                         .reasoning_parser = std::move(reasoning_parser)}},
+            encoder_};
   }
 
   ToolAgentLoopTest() {
@@ -34,6 +43,13 @@ class ToolAgentLoopTest : public testing::Test {
     session_.response.resize(3);
   }
 
+  std::vector<std::int64_t> tokens(std::string_view text) const {
+    const auto ids = encoder_.tokenizer().encode(text, {.add_special_tokens = false});
+    return {ids.begin(), ids.end()};
+  }
+
+  support::ByteFolder folder_;
+  PromptEncoder encoder_{folder_.path(), {}};
   ToolAgentLoop loop_ = loop(3);
   Session session_;
 };
@@ -53,6 +69,34 @@ TEST_F(ToolAgentLoopTest, CallsAreQuestionsToTheirPrograms) {
   EXPECT_EQ(asked[1].program, 0U);
   EXPECT_FALSE(asked[0].known || asked[1].known);
   EXPECT_EQ(session_.messages.back().at("tool_calls").at(1).at("id"), "call00101");
+}
+
+TEST_F(ToolAgentLoopTest, CallsWithinThoughtsAreNone) {
+  const auto thinker = loop(3, "qwen3");
+  const auto thought = "I could " + call("add", "{}");
+  const auto asked =
+      thinker.turn_is_over(session_, "<think>" + thought + "</think>No." + call("find", "{}"));
+  ASSERT_EQ(asked.size(), 1U);
+  EXPECT_EQ(asked[0].body.at("name"), "find");
+  const auto& message = session_.messages.back();
+  EXPECT_EQ(message.at("reasoning_content"), thought);
+  EXPECT_EQ(message.at("content"), "No.");
+  EXPECT_EQ(message.at("tool_calls").size(), 1U);
+  EXPECT_TRUE(thinker.turn_is_over(session_, thought).empty());  // which have no end
+  EXPECT_EQ(loop_.turn_is_over(session_, "<think>" + thought + "</think>").size(), 1U);
+}
+
+// The template has begun or ended the thoughts, in front of the first turn or of a later one.
+TEST_F(ToolAgentLoopTest, TheTokensBeforeATurnSayWhetherItThinks) {
+  const auto thinker = loop(3, "deepseek_v3");
+  const auto text = call("add", "{}") + "</think>" + call("find", "{}");
+  session_.prompt = tokens("u:x a:<think>\n");
+  session_.response.clear();
+  EXPECT_EQ(thinker.turn_is_over(session_, text).size(), 1U);
+  for (const auto id : tokens("<think>y</think>z t:1 a:"))
+    session_.response.push_back({.token_id = id});
+  session_.turn_begin = session_.response.size();
+  EXPECT_EQ(thinker.turn_is_over(session_, text).size(), 2U);
 }
 
 TEST_F(ToolAgentLoopTest, AToolThatIsNoneIsAnsweredAtOnce) {
@@ -115,13 +159,14 @@ TEST_F(ToolAgentLoopTest, AnswersAreMessagesInTheOrderOfTheCalls) {
   EXPECT_EQ(session_.turn_scores, (std::vector<std::pair<std::size_t, double>>{{2, 0.5}}));
 }
 
-TEST(ToolAgentLoop, TellsTheModelOfARewardThatIsNoneOfFloat32) {
-  const MultiTurnSection config{.max_parallel_calls = 9, .max_tool_response_length = 200};
+TEST_F(ToolAgentLoopTest, TellsTheModelOfARewardThatIsNoneOfFloat32) {
+  const AgentSections config{
+      .multi_turn = {.max_parallel_calls = 9, .max_tool_response_length = 200}};
   Tools tools;
   tools.names = {"add"};
   tools.program_of = {0};
   tools.programs.resize(1);
-  const ToolAgentLoop loop(tools, config);
+  const ToolAgentLoop loop(tools, config, encoder_);
   const std::vector<json> rewards{
       1e39, -1e300, "much", true, json::array({1}), 3e38, 2e38, 18446744073709551615U};
   Session session{.seed = 7, .response = std::vector<rollout::TokenOutput>(3)};
