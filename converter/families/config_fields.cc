@@ -173,6 +173,13 @@ void require_normed_weights(const ConfigFields& fields) {
           "{}: norm_topk_prob is false, which is not handled", fields.source());
 }
 
+void require_sigmoid_scores(const ConfigFields& fields) {
+  constexpr auto kSigmoid = name_of(models::ScoreFunction::kSigmoid);
+  const auto score = fields.text("scoring_func", kSigmoid);
+  require(score == kSigmoid, ErrorKind::kLayout,
+          "{}: scoring_func is \"{}\", only \"{}\" is handled", fields.source(), score, kSigmoid);
+}
+
 void read_qwen_experts(const ConfigFields& fields, TransformerConfig& config) {
   read_linear_biases(fields, config);
   // transformers 5 writes num_local_experts beside or instead of num_experts.
@@ -196,10 +203,12 @@ std::vector<bool> sliding_layers(const ConfigFields& fields,
 
 double read_local_base(const ConfigFields& fields, double otherwise) {
   const auto* const of_layers = fields.find("rope_parameters");
-  if (of_layers == nullptr || !of_layers->contains(kLocalAttention)) return otherwise;
+  if (of_layers == nullptr || !of_layers->is_object()) return otherwise;
+  const ConfigFields kinds(*of_layers, fields.source());
+  const auto* const found = kinds.find(kLocalAttention);
+  if (found == nullptr) return otherwise;
   const ConfigFields local(
-      (*of_layers)[std::string(kLocalAttention)],
-      fmt::format("{}: rope_parameters of {}", fields.source(), kLocalAttention));
+      *found, fmt::format("{}: rope_parameters of {}", fields.source(), kLocalAttention));
   const auto type = local.text("rope_type", "default");
   require(type == "default", ErrorKind::kLayout, "{}: rope_type is \"{}\", which is not handled",
           local.source(), type);

@@ -1,8 +1,6 @@
 // The members of config.json, read with their limits; and what several families say alike.
 #pragma once
 
-#include <array>
-#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <nlohmann/json_fwd.hpp>
@@ -12,8 +10,6 @@
 #include <vector>
 
 #include "converter/families/config_limits.h"
-#include "distckpt/base/error.h"
-#include "distckpt/base/named.h"
 #include "models/spec/transformer_config.h"
 
 namespace ferry::converter {
@@ -36,15 +32,6 @@ class ConfigFields {
   std::optional<double> optional_number(std::string_view key) const;
   bool flag(std::string_view key, bool otherwise) const;
   std::string text(std::string_view key, std::string_view otherwise) const;
-  // The value that a table names. Throws Error(kLayout) that lists the table's names.
-  template <typename T, std::size_t kCount>
-  T choice(std::string_view key, const std::array<Named<T>, kCount>& table, T otherwise) const {
-    const auto name = text(key, name_in(table, otherwise));
-    const auto found = find_in(table, name);
-    require(found.has_value(), ErrorKind::kLayout, "{}: {} is \"{}\", which is none of {}", source_,
-            key, name, names_in(table));
-    return *found;
-  }
   const nlohmann::json& required(std::string_view key) const;
   const std::string& source() const { return source_; }
 
@@ -77,6 +64,10 @@ void read_expert_groups(const ConfigFields& fields, models::TransformerConfig& c
 
 // Throws Error(kLayout) where norm_topk_prob is false.
 void require_normed_weights(const ConfigFields& fields);
+
+// Throws Error(kLayout) where scoring_func is another one: classes of transformers that take the
+// sigmoid do not read it.
+void require_sigmoid_scores(const ConfigFields& fields);
 
 // Qwen's experts: num_experts, decoder_sparse_step, mlp_only_layers.
 void read_qwen_experts(const ConfigFields& fields, models::TransformerConfig& config);

@@ -84,6 +84,11 @@ RopeScaling parse_rope_scaling(const ConfigFields& fields,
 
 constexpr std::string_view kFullAttention = "full_attention";
 
+// True if rope_parameters hold an object for each kind of layer, or for one of them.
+bool differs_by_layer(const json& rope) {
+  return rope.contains(kFullAttention) || rope.contains(kLocalAttention);
+}
+
 // transformers 5 writes rope_parameters, older ones rope_theta and rope_scaling; a file may hold
 // both.
 void parse_rope(const ConfigFields& fields, const Family& family, TransformerConfig& config) {
@@ -93,7 +98,11 @@ void parse_rope(const ConfigFields& fields, const Family& family, TransformerCon
   for (const auto* key : {"rope_parameters", "rope_scaling"}) {
     const auto* value = fields.find(key);
     if (value == nullptr) continue;
-    if (family.rope_of_layers && value->contains(kFullAttention)) value = &(*value)[kFullAttention];
+    if (family.rope_of_layers && differs_by_layer(*value)) {
+      const auto full = value->find(kFullAttention);
+      if (full == value->end() || full->is_null()) continue;  // they turn as if nothing were said
+      value = &*full;
+    }
     const ConfigFields rope(*value, fmt::format("{}: {}", fields.source(), key));
     for (const auto& [name, inner] : value->items()) {
       require(!inner.is_object(), ErrorKind::kLayout,

@@ -25,9 +25,7 @@ constexpr HfNames kMiniMaxNames{
 };
 
 void read_minimax(const ConfigFields& fields, TransformerConfig& config) {
-  const auto score = fields.text("scoring_func", "sigmoid");
-  require(score == "sigmoid", ErrorKind::kLayout,
-          "{}: scoring_func is \"{}\", only \"sigmoid\" is handled", fields.source(), score);
+  require_sigmoid_scores(fields);
   for (const auto* key : {"use_qk_norm", "use_routing_bias"}) {
     require(fields.flag(key, true), ErrorKind::kLayout, "{}: {} is false, which is not handled",
             fields.source(), key);

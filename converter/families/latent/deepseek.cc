@@ -87,9 +87,9 @@ void read_deepseek_v2(const ConfigFields& fields, TransformerConfig& config) {
 
 void read_biased_router(const ConfigFields& fields, TransformerConfig& config) {
   require_normed_weights(fields);
+  require_sigmoid_scores(fields);
   read_deepseek(fields, config);
-  config.moe_router_score_function =
-      fields.choice("scoring_func", models::kScoreFunctions, models::ScoreFunction::kSigmoid);
+  config.moe_router_score_function = models::ScoreFunction::kSigmoid;
   config.moe_router_enable_expert_bias = fields.text("topk_method", "noaux_tc") == "noaux_tc";
 }
 

@@ -67,6 +67,8 @@ CASES = {
                             "24,64"),
     "two-bases-of-olmo3": ("olmo3", {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e5},
                                                          "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}}, "24"),
+    "rope-of-windows-of-olmo3": ("olmo3", {"rope_theta": None, "rope_parameters": {"sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}}, "24"),
+    "rope-of-windows-of-gemma3": ("gemma3_text", {"rope_theta": None, "rope_parameters": {"full_attention": None, "sliding_attention": {"rope_theta": 1e5}}}, "24"),
     "unsaid-groups-of-glm4": ("glm4", {"num_key_value_heads": None}, "24"),
     "unsaid-groups-of-ernie4_5": ("ernie4_5", {"num_key_value_heads": None}, "24"),
     "unsaid-groups-of-qwen3_next": ("qwen3_next", {"num_key_value_heads": None}, "24"),
