@@ -44,8 +44,7 @@ enum class ToolFormat : std::uint8_t {
   // between them or not (Mistral).
   kMistral,
   // Calls as Python writes them, f(key='value'): the whole text is a list of them (Llama 3.2, 4),
-  // or
-  // they stand on lines between <function_calls> and </function_calls> (OLMo 3).
+  // or they stand on lines between <function_calls> and </function_calls> (OLMo 3).
   kPythonic,
   kOlmo3,
   // call:name{key:value} between a family's own tokens, which are also the quotes of strings.
