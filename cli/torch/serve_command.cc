@@ -61,14 +61,15 @@ void check_model_has(const CLI::App& command,
 
 std::optional<rollout::text::ToolFormat> tool_format(const ServeFlags& flags,
                                                      const RolloutModel& model) {
-  if (flags.tool_call_parser != "auto") return rollout::text::tool_format(flags.tool_call_parser);
+  if (flags.tool_call_parser != "auto")
+    return find_in(rollout::text::kToolFormats, flags.tool_call_parser);
   const auto found = model.find_chat_template(true);
   return found ? rollout::text::tool_format_of_template(found->text()) : std::nullopt;
 }
 
 std::optional<rollout::text::ReasoningFormat> reasoning_format(
     const ServeFlags& flags, std::optional<rollout::text::ToolFormat> calls) {
-  const auto format = rollout::text::reasoning_format(flags.reasoning_parser);
+  const auto format = find_in(rollout::text::kReasoningFormats, flags.reasoning_parser);
   const bool has_channels = calls && rollout::text::has_channels(*calls);
   require(
       !format || format->on_channel() == has_channels, ErrorKind::kUsage,
@@ -279,14 +280,14 @@ void add_serve(CLI::App& app) {
   add("--tool-call-parser", flags->tool_call_parser,
       "How the model writes calls of tools. auto: as its chat template does")
       ->check(CLI::IsMember([] {
-        auto names = rollout::text::tool_format_names();
+        auto names = names_of(rollout::text::kToolFormats);
         names.insert(names.begin(), "auto");
         return names;
       }()))
       ->capture_default_str();
   add("--reasoning-parser", flags->reasoning_parser,
       "How the model writes thoughts, which become the reasoning of a chat. Default: content")
-      ->check(CLI::IsMember(rollout::text::reasoning_format_names()));
+      ->check(CLI::IsMember(names_of(rollout::text::kReasoningFormats)));
   add("--max-connections", flags->server.max_connections, "Connections at a time, at most")
       ->check(at_least(1))
       ->capture_default_str();

@@ -34,12 +34,18 @@ constexpr std::optional<T> find_in(const std::array<Named<T>, kCount>& table,
   return found == table.end() ? std::nullopt : std::optional<T>(found->value);
 }
 
+// In the table's order.
+template <typename T, std::size_t kCount>
+std::vector<std::string> names_of(const std::array<Named<T>, kCount>& table) {
+  std::vector<std::string> names;
+  for (const auto& one : table) names.emplace_back(one.name);
+  return names;
+}
+
 // "left, middle, right", in the table's order.
 template <typename T, std::size_t kCount>
 std::string names_in(const std::array<Named<T>, kCount>& table) {
-  std::vector<std::string_view> names;
-  for (const auto& one : table) names.push_back(one.name);
-  return fmt::format("{}", fmt::join(names, ", "));
+  return fmt::format("{}", fmt::join(names_of(table), ", "));
 }
 
 }  // namespace ferry

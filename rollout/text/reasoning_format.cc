@@ -6,16 +6,6 @@
 
 namespace ferry::rollout::text {
 
-std::optional<ReasoningFormat> reasoning_format(std::string_view name) {
-  return find_in(kReasoningFormats, name);
-}
-
-std::vector<std::string> reasoning_format_names() {
-  std::vector<std::string> names;
-  for (const auto& [name, format] : kReasoningFormats) names.emplace_back(name);
-  return names;
-}
-
 // Answers of earlier turns may have markers, too: only the last one, and at the end of a prompt
 // that ends before the answer, is of this answer.
 std::optional<Thoughts> thoughts_behind(const ReasoningPrompt& prompt,

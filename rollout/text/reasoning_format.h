@@ -9,7 +9,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "distckpt/base/named.h"
 
@@ -81,10 +80,6 @@ inline constexpr auto kReasoningFormats = std::to_array<Named<ReasoningFormat>>(
     {"seed_oss", {.begin = "<seed:think>", .end = "</seed:think>"}},
     {"step3", reasoning_formats::kThink},
 });
-
-// `name`: one of reasoning_format_names(). Nothing for another one.
-std::optional<ReasoningFormat> reasoning_format(std::string_view name);
-std::vector<std::string> reasoning_format_names();
 
 // The thoughts that an answer may begin with.
 struct Thoughts {

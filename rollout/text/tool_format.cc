@@ -13,16 +13,6 @@ constexpr std::array<std::string_view, 2> kKimiFrames{"<|tool_calls_section_begi
 
 }  // namespace
 
-std::optional<ToolFormat> tool_format(std::string_view name) {
-  return find_in(kToolFormats, name);
-}
-
-std::vector<std::string> tool_format_names() {
-  std::vector<std::string> names;
-  for (const auto& [name, format] : kToolFormats) names.emplace_back(name);
-  return names;
-}
-
 std::optional<ToolFormat> tool_format_of_template(std::string_view chat_template) {
   const auto has = [&](std::string_view text) {
     return chat_template.find(text) != std::string_view::npos;

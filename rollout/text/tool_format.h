@@ -8,7 +8,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "distckpt/base/named.h"
 
@@ -81,9 +80,6 @@ inline constexpr auto kToolFormats = std::to_array<Named<ToolFormat>>({
     {"functiongemma", ToolFormat::kFunctionGemma},
 });
 
-// `name`: one of tool_format_names(). Nothing for another one.
-std::optional<ToolFormat> tool_format(std::string_view name);
-std::vector<std::string> tool_format_names();
 // The format that a chat template writes, or nothing.
 std::optional<ToolFormat> tool_format_of_template(std::string_view chat_template);
 // Answers have channels, whether tools are there or not.

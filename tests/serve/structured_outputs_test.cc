@@ -188,7 +188,7 @@ TEST(HoldTo, LetsGptOssReasonAndCallOnce) {
 }
 
 TEST(HoldTo, ThoughtsAreFree) {
-  const auto qwen3 = rollout::text::reasoning_format("qwen3").value();
+  const auto qwen3 = find_in(rollout::text::kReasoningFormats, "qwen3").value();
   EXPECT_EQ(held_texts({}, *requested(kYes)), "yes");
   EXPECT_EQ(held_texts({}, *requested(kYes), rollout::text::Thoughts{.format = qwen3}),
             "<think></think>yes");

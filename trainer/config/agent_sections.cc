@@ -4,12 +4,6 @@ namespace ferry::trainer {
 
 namespace {
 
-std::vector<std::string> reasoning_parsers() {
-  std::vector<std::string> names;
-  for (const auto& [name, format] : rollout::text::kReasoningFormats) names.emplace_back(name);
-  return names;
-}
-
 // The key that gives a run this loop.
 std::string_view key_of(AgentLoopKind loop) {
   return loop == AgentLoopKind::kTool  ? "multi_turn.tool_config_path"
@@ -89,7 +83,7 @@ void list(ConfigTable& table, const std::string& section, AgentSections& c) {
   formats.words = "a --tool-call-parser of docs/serving/README.md";
   table.add("format", turns.format,
             "for tool_agent and program_agent: the form of calls, as vLLM names it", formats);
-  auto parsers = one_of(reasoning_parsers());
+  auto parsers = one_of(names_of(rollout::text::kReasoningFormats));
   parsers.words = "a --reasoning-parser of the same";
   table.add("reasoning_parser", turns.reasoning_parser,
             "for both: the form of thoughts, in which no calls are read; not set: they are content",

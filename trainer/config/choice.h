@@ -10,7 +10,6 @@
 #include <array>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "distckpt/base/error.h"
 #include "distckpt/base/named.h"
@@ -25,13 +24,6 @@ template <typename T>
 concept Choice = requires {
   kChoices<T>.size();
 };
-
-template <Choice T>
-std::vector<std::string> choice_names() {
-  std::vector<std::string> names;
-  for (const auto& choice : kChoices<T>) names.emplace_back(choice.name);
-  return names;
-}
 
 template <Choice T>
 std::string name_of(const T& value) {

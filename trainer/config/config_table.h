@@ -116,7 +116,7 @@ template <typename T>
 struct UsualLimit {
   static ConfigLimit limit() {
     if constexpr (Choice<T>)
-      return one_of(choice_names<T>());
+      return one_of(names_of(kChoices<T>));
     else
       return any_value();
   }

@@ -19,7 +19,8 @@ void expect(const std::string& parser,
             std::size_t num_calls = 0,
             ToolFormat format = ToolFormat::kHermes) {
   for (std::size_t size = 1; size <= answer.size() + 1; ++size) {
-    AnswerReader reader(thoughts_behind(prompt, reasoning_format(parser).value()), format, kTools);
+    AnswerReader reader(thoughts_behind(prompt, find_in(kReasoningFormats, parser).value()), format,
+                        kTools);
     AnswerPart all;
     const auto add = [&](const AnswerPart& part) {
       all.reasoning += part.reasoning;

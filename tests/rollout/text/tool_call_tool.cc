@@ -11,13 +11,13 @@ namespace {
 
 void answer_lines() {
   using ferry::rollout::text::json_text;
+  using ferry::rollout::text::kToolFormats;
   using ferry::rollout::text::parse_exact_json;
   using nlohmann::ordered_json;
   for (std::string line; std::getline(std::cin, line);) {
     const auto asked = ordered_json::parse(line);
     ferry::rollout::text::ToolCallParser parser(
-        ferry::rollout::text::tool_format(asked["format"].get<std::string>()).value(),
-        asked["tools"]);
+        ferry::find_in(kToolFormats, asked["format"].get<std::string>()).value(), asked["tools"]);
     auto part = parser.take(asked["text"].get<std::string>());
     auto rest = parser.finish();
     part.calls.insert(part.calls.end(), rest.calls.begin(), rest.calls.end());
