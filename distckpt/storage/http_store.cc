@@ -120,7 +120,9 @@ class HttpStore : public RemoteStore {
       const auto source = fmt::format("{}/{}", folder, name);
       auto asked = request(source);
       asked.max_body = kMaxIndex;
-      const auto index = parse_json(http_send(asked).body, source);
+      const auto response = http_send(asked);
+      require(response.ok(), ErrorKind::kIo, "{}: the server answers {}", source, response.status);
+      const auto index = parse_json(response.body, source);
       for (const auto& [tensor, file] : json_at(index, "weight_map", source).items()) {
         auto part = json_string(file, tensor, source);
         require_plain_filename(part, source);

@@ -156,8 +156,9 @@ class FerryCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
             await asyncio.to_thread(self._publish, work, path)
         except BaseException as error:
             if not self.remote:
-                with open(path + ".failed", "w", encoding="utf-8") as out:
+                with open(work + ".failed", "w", encoding="utf-8") as out:
                     out.write(str(error))
+                os.replace(work + ".failed", path + ".failed")
             raise
         finally:
             shutil.rmtree(work, ignore_errors=True)

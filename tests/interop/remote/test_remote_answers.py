@@ -138,6 +138,15 @@ def test_file_that_a_server_says_is_empty_is_no_checkpoint(files):
         refuse("digest", f"{proxy.url}/hf", words=["00002-of-00003.safetensors"], env=QUICK)
 
 
+def test_index_that_a_server_refuses_is_an_error(model):
+    def fault(n, request, answer):
+        if request.path.endswith(".index.json") and request.command == "GET":
+            answer.status, answer.body = 403, b"<html>no</html>"
+            answer.set("Content-Length", None)
+    with serve_files(model.parent, lists=False) as server, serve_faults(server.url, fault) as proxy:
+        refuse("digest", f"{proxy.url}/hf", words=["model.safetensors.index.json: the server answers 403"], env=QUICK)
+
+
 KEYS = ["with space", "a+b", "100%25 sure", "\u6f22\u5b57 \u00e9", "q?x=1&y", "h#sh", "semi;colon,'quote'(1)!*~", 'double"quote', "tilde~$@:=", "a&amp;b<c>"]
 
 
