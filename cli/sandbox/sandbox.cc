@@ -198,6 +198,21 @@ void filter_calls() {
   program.push_back(jump(kEqual, AF_NETLINK, 1, 0));
   program.push_back(statement(kReturn, kRefusal));
   program.push_back(statement(kReturn, SECCOMP_RET_ALLOW));
+  // A pair of datagram sockets sends to any socket of a file; pairs of streams keep to each other.
+  constexpr unsigned kSocketTypes = 0xf;  // SOCK_TYPE_MASK of the kernel
+  program.push_back(jump(kEqual, SYS_socketpair, 0, 6));
+  program.push_back(statement(kLoad, kSecondArgument));
+  program.push_back(statement(BPF_ALU | BPF_AND | BPF_K, kSocketTypes));
+  program.push_back(jump(kEqual, SOCK_STREAM, 2, 0));
+  program.push_back(jump(kEqual, SOCK_SEQPACKET, 1, 0));
+  program.push_back(statement(kReturn, kRefusal));
+  program.push_back(statement(kReturn, SECCOMP_RET_ALLOW));
+  // A pipe keeps its size, which memory_watch.h counts.
+  program.push_back(jump(kEqual, SYS_fcntl, 0, 4));
+  program.push_back(statement(kLoad, kSecondArgument));
+  program.push_back(jump(kEqual, F_SETPIPE_SZ, 0, 1));
+  program.push_back(statement(kReturn, kRefusal));
+  program.push_back(statement(kReturn, SECCOMP_RET_ALLOW));
   // A socket keeps its size, which memory_watch.h counts, and the call succeeds.
   constexpr std::array kSizes{SO_SNDBUF, SO_RCVBUF, SO_SNDBUFFORCE, SO_RCVBUFFORCE};
   program.push_back(jump(kEqual, SYS_setsockopt, 0, 10));

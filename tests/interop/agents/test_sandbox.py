@@ -140,6 +140,29 @@ def test_it_reaches_no_service_by_a_socket_of_a_file(tmp_path):
         assert refused(f"import socket; socket.socket(socket.AF_UNIX).connect({str(tmp_path / 'service')!r})") == "PermissionError"
 
 
+@pytest.mark.parametrize("kind", ["SOCK_DGRAM", "SOCK_RAW"])
+def test_it_sends_nothing_to_a_socket_of_a_file(kind, tmp_path):
+    import socket
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as service:
+        service.bind(str(tmp_path / "service"))
+        service.setblocking(False)
+        assert refused("import socket; socket.socketpair(socket.AF_UNIX, "
+                       f"socket.{kind} | socket.SOCK_CLOEXEC)[0].sendto(b'x', {str(tmp_path / 'service')!r})") == "PermissionError"
+        with pytest.raises(BlockingIOError):
+            service.recv(1)
+
+
+@pytest.mark.parametrize("kind", ["SOCK_STREAM", "SOCK_SEQPACKET"])
+def test_its_processes_talk_by_pairs_of_sockets(kind):
+    done = run(f"import socket\na, b = socket.socketpair(socket.AF_UNIX, socket.{kind} | socket.SOCK_NONBLOCK)\na.send(b'x')\nprint(b.recv(1))")
+    assert (done.returncode, done.stdout) == (0, "b'x'\n"), done.stderr
+
+
+def test_a_pipe_keeps_its_size():
+    assert refused("import fcntl, os; fcntl.fcntl(os.pipe()[1], fcntl.F_SETPIPE_SZ, 1 << 20)") == "PermissionError"
+    assert run("import fcntl, os; print(fcntl.fcntl(os.pipe()[1], fcntl.F_GETFL))").stdout == "1\n"
+
+
 def test_it_sees_no_other_process():
     mine = subprocess.Popen(["sleep", "60"])
     try:
