@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "distckpt/base/trimmed.h"
+#include "trainer/rewards/rules/math_answer.h"
 #include "trainer/rewards/rules/math_expression.h"
 
 namespace ferry::trainer::math_verify {
@@ -24,51 +26,6 @@ bool is_letter(char c) {
 }
 bool is_a_digit(char c) {
   return std::isdigit(static_cast<unsigned char>(c)) != 0;
-}
-
-std::string_view stripped(std::string_view text) {
-  constexpr std::string_view kSpaces = " \t\r\n";
-  text.remove_prefix(std::min(text.size(), text.find_first_not_of(kSpaces)));
-  return text.substr(0, text.find_last_not_of(kSpaces) + 1);
-}
-
-// The content of the braces at `open`; nothing if they do not close.
-std::optional<std::string_view> in_braces(std::string_view text, std::size_t open) {
-  int depth = 0;
-  for (auto i = open; i < text.size(); ++i) {
-    if (text[i] == '\\') {
-      ++i;
-      continue;
-    }
-    depth += text[i] == '{' ? 1 : text[i] == '}' ? -1 : 0;
-    if (depth == 0) return text.substr(open + 1, i - open - 1);
-  }
-  return std::nullopt;
-}
-
-std::optional<std::string_view> boxed(std::string_view text) {
-  for (const std::string_view name : {"\\boxed{", "\\fbox{"}) {
-    const auto begin = text.rfind(name);
-    if (begin != kNone) return in_braces(text, begin + name.size() - 1);
-  }
-  return std::nullopt;
-}
-
-std::optional<std::string_view> answer_of(std::string_view text) {
-  if (auto found = boxed(text)) return found;
-  if (const auto end = text.rfind('$'); end != kNone && end > 0) {
-    const auto begin = text.rfind('$', end - 1);
-    if (begin != kNone && end - begin > 1) return text.substr(begin + 1, end - begin - 1);
-  }
-  for (const std::string_view mark : {"answer is", "Answer:"}) {
-    const auto begin = text.rfind(mark);
-    if (begin == kNone) continue;
-    auto line = text.substr(begin + mark.size());
-    line = stripped(line.substr(0, line.find('\n')));
-    if (line.starts_with(':')) line.remove_prefix(1);
-    return line;
-  }
-  return std::nullopt;
 }
 
 void replace_all(std::string& text, std::string_view from, std::string_view to) {
@@ -97,14 +54,14 @@ void drop_units(std::string& text) {
        "meters", "metres", "dollars", "cents",  "degrees", "hours", "hour", "minutes",
        "days",   "weeks",  "years",   "points", "people",  "mph",   "per"});
   while (true) {
-    const auto end = stripped(text).size();
-    text = std::string(stripped(text));
+    const auto end = trimmed(text).size();
+    text = std::string(trimmed(text));
     auto word = end;
     if (word > 2 && text[word - 2] == '^' && is_a_digit(text[word - 1])) word -= 2;  // cm^2
     const auto last = word;
     while (word > 0 && is_letter(text[word - 1])) --word;
     const auto name = std::string_view(text).substr(word, last - word);
-    const auto before = stripped(std::string_view(text).substr(0, word));
+    const auto before = trimmed(std::string_view(text).substr(0, word));
     const bool is_unit = std::ranges::find(kUnits, name) != kUnits.end();
     const bool is_apart = word > 0 && (text[word - 1] == ' ' || name.size() > 1);
     if (!is_unit || !is_apart || before.empty()) return;
@@ -147,7 +104,7 @@ struct Answer {
 };
 
 Answer normalized(std::string_view original) {
-  std::string text(stripped(original));
+  std::string text(trimmed(original));
   constexpr auto kReplacements = std::to_array<std::pair<std::string_view, std::string_view>>({
       {"\\\\ ", "\\\\"},
       {"\\left\\{", "\\{"},
@@ -197,7 +154,7 @@ Answer normalized(std::string_view original) {
   drop_units(answer.text);
   write_out_signs(answer.text);
   join_thousands(answer.text);
-  answer.text = std::string(stripped(answer.text));
+  answer.text = std::string(trimmed(answer.text));
   return answer;
 }
 
@@ -208,7 +165,7 @@ std::vector<std::string_view> split_outside(std::string_view text, std::string_v
   std::size_t begin = 0;
   for (std::size_t i = 0; i < text.size(); ++i) {
     if (depth == 0 && text.substr(i).starts_with(by)) {
-      parts.push_back(stripped(text.substr(begin, i - begin)));
+      parts.push_back(trimmed(text.substr(begin, i - begin)));
       i += by.size() - 1;
       begin = i + 1;
       continue;
@@ -219,7 +176,7 @@ std::vector<std::string_view> split_outside(std::string_view text, std::string_v
         text[i + 1] != '{' && text[i + 1] != '}')
       ++i;
   }
-  parts.push_back(stripped(text.substr(begin)));
+  parts.push_back(trimmed(text.substr(begin)));
   return parts;
 }
 
@@ -404,8 +361,8 @@ std::string_view without_choice(std::string_view text) {
 bool is_equal(std::string_view a, std::string_view b, int depth) {
   constexpr int kDeepest = 6;
   if (depth > kDeepest) return false;
-  a = without_choice(stripped(a));
-  b = without_choice(stripped(b));
+  a = without_choice(trimmed(a));
+  b = without_choice(trimmed(b));
   if (without_spaces(a) == without_spaces(b)) return !a.empty();
   if (is_word(a) && is_word(b)) return std::ranges::equal(a, b, {}, in_lower_case, in_lower_case);
   if (a.empty() || b.empty() || is_word(a) || is_word(b)) return false;
@@ -428,7 +385,7 @@ bool is_same(const Answer& a, const Answer& b) {
 double compute_score(std::string_view solution_str, std::string_view ground_truth) {
   const auto found = answer_of(solution_str);
   if (!found || found->size() > kLongest || ground_truth.size() > kLongest) return 0;
-  const auto truth = boxed(ground_truth).value_or(ground_truth);
+  const auto truth = boxed(ground_truth).value_or(std::string(ground_truth));
   return is_same(normalized(*found), normalized(truth)) ? 1 : 0;
 }
 

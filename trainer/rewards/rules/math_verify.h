@@ -6,8 +6,7 @@
 
 namespace ferry::trainer::math_verify {
 
-// 1 or 0. The answer is the content of the last \boxed{}, or else that of the last $...$, or else
-// what stands behind the last "answer is" or "Answer:" in its line.
+// 1 or 0, of the answer that math_answer.h finds.
 double compute_score(std::string_view solution_str, std::string_view ground_truth);
 
 }  // namespace ferry::trainer::math_verify
