@@ -157,7 +157,22 @@ void EngineFleet::take(std::size_t engine,
     std::erase_if(outputs, [&](rollout::RequestOutput& output) {
       const auto found = requests_.find(output.request_id);
       if (found == requests_.end() || found->second.engine != engine) return true;
+      if (!comes_again(found->second, status)) {
+        output = {.request_id = output.request_id,
+                  .finished = true,
+                  .error = Error(ErrorKind::kDevice,
+                                 "the engine of this request failed, and the weights that drew "
+                                 "its first tokens are gone",
+                                 "ask again")};
+        engines_[engine].loop->abort(output.request_id);
+      }
       const bool is_empty = drop_delivered(found->second, output);
+      if (!output.outputs.empty()) {
+        auto& request = found->second;
+        const auto first = request.weight_version.value_or(status.weight_version);
+        request.has_other_weights = request.has_other_weights || first != status.weight_version;
+        request.weight_version = first;
+      }
       if (!output.finished) return is_empty;
       engines_[engine].num_samples -= found->second.params.n;
       requests_.erase(found);
@@ -166,6 +181,13 @@ void EngineFleet::take(std::size_t engine,
     whole = whole_status();
   }
   on_outputs_(engine, std::move(outputs), whole);
+}
+
+// Whether tokens that have been delivered, and are drawn again now, are the same.
+bool EngineFleet::comes_again(const Request& request, const EngineStatus& status) {
+  const bool is_again = std::ranges::any_of(request.to_drop, [](auto count) { return count > 0; });
+  return !is_again ||
+         (!request.has_other_weights && request.weight_version == status.weight_version);
 }
 
 // Returns whether nothing is left of the output.
@@ -281,7 +303,14 @@ void EngineFleet::resume(const Done& done) {
   for_all(done, [](EngineLoop& loop, Done one) { loop.resume(std::move(one)); });
 }
 
+// The engines' caches are empty, or will be.
+void EngineFleet::forget_prompts() {
+  const std::lock_guard lock(mutex_);
+  for (auto& engine : engines_) engine.prompt_blocks.clear();
+}
+
 void EngineFleet::reset_prefix_cache(const Done& done) {
+  forget_prompts();
   for_all(done, [](EngineLoop& loop, Done one) { loop.reset_prefix_cache(std::move(one)); });
 }
 
@@ -310,6 +339,7 @@ void EngineFleet::begin_update() {
 }
 
 void EngineFleet::end_update(const std::optional<Error>& error) {
+  forget_prompts();
   const auto when_ended = [this, error](const std::optional<Error>& of_old_weights) {
     Done done;
     bool has_more = false;
@@ -339,6 +369,7 @@ Error EngineFleet::update_error(const Error& error,
 }
 
 void EngineFleet::sleep(int level, PauseMode mode, const Done& done) {
+  forget_prompts();
   for_all(done, [&](EngineLoop& loop, Done one) { loop.sleep(level, mode, std::move(one)); });
 }
 

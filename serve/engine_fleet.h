@@ -1,7 +1,8 @@
 // Engines with the same weights as one: a request goes to the engine that has most of its prompt in
 // the cache, or least to do. If an engine fails, its requests go on at another one: a token is a
 // function of weights, prompt, seed and parameters, so that the same tokens come again, and those
-// that have been delivered are dropped. The failed engine stays out of all that follows.
+// that have been delivered are dropped. A request whose tokens are of other weights than those
+// there (PauseMode::kKeep) ends with an error. The failed engine stays out of all that follows.
 #pragma once
 
 #include <deque>
@@ -64,9 +65,11 @@ class EngineFleet {
     rollout::SamplingParams params{};
     ImageFiles images{};
     std::size_t engine = 0;
-    std::vector<std::size_t> delivered{};  // tokens, by sample
-    std::vector<std::size_t> to_drop{};    // of them, that come again
-    std::vector<bool> is_over{};           // samples
+    std::vector<std::size_t> delivered{};          // tokens, by sample
+    std::vector<std::size_t> to_drop{};            // of them, that come again
+    std::vector<bool> is_over{};                   // samples
+    std::optional<std::int64_t> weight_version{};  // of the tokens that were delivered
+    bool has_other_weights = false;                // some of them are of another version
   };
   struct Update {
     WeightSource source{};
@@ -86,6 +89,8 @@ class EngineFleet {
             std::vector<rollout::RequestOutput> outputs,
             const EngineStatus& status);
   bool drop_delivered(Request& request, rollout::RequestOutput& output) const;
+  static bool comes_again(const Request& request, const EngineStatus& status);
+  void forget_prompts();
   bool move_requests(std::size_t engine, const Error& error);
   EngineStatus whole_status() const;
   void for_all(const Done& done, const std::function<void(EngineLoop&, Done)>& command);

@@ -46,10 +46,11 @@ class EngineFleetTest : public fake_engine::AnswersTest {
 };
 
 TEST_F(EngineFleetTest, SpreadsRequestsOverItsEngines) {
-  for (int i = 0; i < 6; ++i) fleet_.add_request(std::to_string(i), {i, 1, 2}, {.max_tokens = 400});
   for (int i = 0; i < 6; ++i)
-    EXPECT_EQ(answer_of(std::to_string(i)).tokens[0], expected({i, 1, 2}, 0, 400));
-  for (const auto& engine : engines_) EXPECT_GE(engine.num_steps, 400);
+    fleet_.add_request(std::to_string(i), {i, 1, 2}, {.max_tokens = 20'000});
+  for (int i = 0; i < 6; ++i)
+    EXPECT_EQ(answer_of(std::to_string(i)).tokens[0], expected({i, 1, 2}, 0, 20'000));
+  for (const auto& engine : engines_) EXPECT_GE(engine.num_steps, 20'000);
 }
 
 TEST_F(EngineFleetTest, SendsAPromptWhereItsBeginningIs) {
@@ -84,6 +85,25 @@ TEST_F(EngineFleetTest, GoesOnElsewhereIfAnEngineFails) {
   }
   fleet_.add_request("later", {5}, {.max_tokens = 3});
   EXPECT_EQ(answer_of("later").tokens[0], expected({5}, 0, 3));
+}
+
+// Tokens of the weights before an update cannot be drawn again behind it.
+TEST_F(EngineFleetTest, EndsWhatAnEngineThatFailsDrewByWeightsThatAreGone) {
+  fleet_.add_request("mixed", {1}, {.max_tokens = 1'000'000'000});
+  wait([&] { return answers_["mixed"].tokens[0].size() > 10; });
+  EXPECT_EQ(result_of([&](auto done) {
+              fleet_.update_weights({"new", ""}, PauseMode::kKeep, done);
+            }),
+            "");
+  wait([&] { return answers_["mixed"].tokens[0].back() >= 1000; });
+  EXPECT_EQ(answers_["mixed"].tokens[0][0], expected({1}, 0, 1)[0]);
+  const auto engine = engines_[0].num_steps > 0 ? 0U : engines_[1].num_steps > 0 ? 1U : 2U;
+  engines_[engine].fails = true;
+  EXPECT_EQ(answer_of("mixed").error,
+            "the engine of this request failed, and the weights that drew its first tokens are "
+            "gone");
+  fleet_.add_request("later", {5}, {.max_tokens = 3});
+  EXPECT_EQ(answer_of("later").tokens[0][2], expected({5}, 0, 3)[2] + 1000);
 }
 
 TEST_F(EngineFleetTest, LeavesOutAnEngineThatFailsWhileItHasNothingToDo) {

@@ -12,10 +12,10 @@
 namespace ferry::trainer::math_verify {
 namespace {
 
-constexpr auto kNone = std::string_view::npos;
-constexpr std::size_t kLongest = 1000;  // characters of a formula, a calculation and a list
-constexpr std::size_t kNear = 50;       // characters between "answer" and what it announces
-constexpr std::size_t kNearSign = 100;  // and its sign of equality
+constexpr auto kNowhere = std::string_view::npos;
+constexpr std::size_t kLongestFormula = 1000;  // characters of a formula, a calculation and a list
+constexpr std::size_t kNear = 50;              // characters between "answer" and what it announces
+constexpr std::size_t kNearSign = 100;         // and its sign of equality
 
 struct Found {
   std::string content{};
@@ -27,7 +27,7 @@ bool is_digit(char c) {
   return c >= '0' && c <= '9';
 }
 bool is_space(char c) {
-  return std::string_view(" \t\r\n\v\f").find(c) != kNone;
+  return std::string_view(" \t\r\n\v\f").find(c) != kNowhere;
 }
 
 // The character at a place; a space at both ends.
@@ -65,13 +65,13 @@ std::optional<Found> fenced_at(std::string_view text, std::size_t begin, const F
   if (!text.substr(begin).starts_with(fence.open) || before == '\\' ||
       (fence.open == "$" && is_digit(before)))  // 5$ is a price
     return std::nullopt;
-  text = text.substr(0, begin + kLongest);
+  text = text.substr(0, begin + kLongestFormula);
   const auto first = begin + fence.open.size();
   auto end = text.find(fence.close, first + 1);
-  while (end != kNone && text[end - 1] == '\\') end = text.find(fence.close, end + 1);
-  if (end == kNone) return std::nullopt;
+  while (end != kNowhere && text[end - 1] == '\\') end = text.find(fence.close, end + 1);
+  if (end == kNowhere) return std::nullopt;
   const auto content = text.substr(first, end - first);
-  if (fence.in_one_line && content.find('\n') != kNone) return std::nullopt;
+  if (fence.in_one_line && content.find('\n') != kNowhere) return std::nullopt;
   if (fence.open == "$" && content.starts_with('$')) return std::nullopt;
   return Found{std::string(content), begin, end + fence.close.size()};
 }
@@ -80,7 +80,7 @@ std::optional<Found> fenced_at(std::string_view text, std::size_t begin, const F
 std::optional<Found> bracketed_at(std::string_view text, std::size_t begin) {
   if (!is_space(text[begin]) || at(text, begin + 1) != '[') return std::nullopt;
   const auto first = begin + 2, end = text.find_first_of("[]\n", first);
-  if (end == kNone || text[end] != ']' || end == first || end + 1 >= text.size() ||
+  if (end == kNowhere || text[end] != ']' || end == first || end + 1 >= text.size() ||
       !is_space(text[end + 1]))
     return std::nullopt;
   return Found{std::string(text.substr(first, end - first)), begin, end + 2};
@@ -147,17 +147,17 @@ std::optional<Found> formulas_at(std::string_view text, std::size_t begin) {
 std::optional<Found> calculation_at(std::string_view text, std::size_t begin) {
   constexpr std::string_view kOperators = "+-*/^()";
   const auto is_part = [&](char c) {
-    return is_digit(c) || c == '.' || is_space(c) || kOperators.find(c) != kNone;
+    return is_digit(c) || c == '.' || is_space(c) || kOperators.find(c) != kNowhere;
   };
   auto first = begin + (at(text, begin) == '-' ? 1 : 0);
   if (at(text, first) == '(') first += at(text, first + 1) == '-' ? 2 : 1;
   if (!is_digit(at(text, first))) return std::nullopt;
-  const auto bound = std::min(text.size(), begin + kLongest);
+  const auto bound = std::min(text.size(), begin + kLongestFormula);
   auto end = first + 1;
   while (end < bound && is_part(text[end])) ++end;
   const auto ends_here = [&] {
     const auto behind = at(text, end + (text.substr(end).starts_with("**") ? 2 : 0));
-    return is_space(behind) || std::string_view(".,:)$").find(behind) != kNone;
+    return is_space(behind) || std::string_view(".,:)$").find(behind) != kNowhere;
   };
   const auto sign = std::min(end, text.substr(0, end).find_first_of(kOperators, first + 1));
   while (end > sign + 1 && !ends_here()) --end;
@@ -241,7 +241,7 @@ std::optional<Found> first_of(std::string_view text) {
   std::optional<Found> formula, number;
   for (std::size_t i = 0; i < text.size() && i <= kNear && !formula; ++i)
     formula = formulas_at(text, i);
-  if (const auto sign = text.substr(0, kNearSign).rfind('='); sign != kNone)
+  if (const auto sign = text.substr(0, kNearSign).rfind('='); sign != kNowhere)
     number = number_at(text, behind_spaces(text, sign + 1));
   for (std::size_t i = 0; i < text.size() && i <= kNear && !number; ++i) {
     number = number_at(text, i);
@@ -284,7 +284,7 @@ std::optional<std::string> announced_in(std::string_view text) {
       found && found->end == line.size())
     return std::move(found->content);
   const auto equation = line.rfind('=');  // of numbers: 3 + 4 = 7
-  if (equation != kNone && !std::isalpha(static_cast<unsigned char>(line[0])) && line[0] != '\\')
+  if (equation != kNowhere && !std::isalpha(static_cast<unsigned char>(line[0])) && line[0] != '\\')
     line = trimmed(line.substr(equation + 1));
   if (is_formula(line)) return std::string(line);
   if (auto found = first_of(text)) return std::move(found->content);
@@ -318,7 +318,7 @@ std::optional<Box> last_box(std::string_view text, std::size_t end) {
   std::optional<Box> last;
   for (const std::string_view name : {"\\boxed{", "\\fbox{"}) {
     const auto begin = text.substr(0, end).rfind(name);
-    if (begin == kNone || (last && begin < last->begin)) continue;
+    if (begin == kNowhere || (last && begin < last->begin)) continue;
     const auto content = in_braces(text, begin + name.size() - 1);
     last = content ? std::optional(Box{begin, *content, begin + name.size() + content->size() + 1})
                    : std::nullopt;
@@ -330,7 +330,7 @@ std::optional<Box> last_box(std::string_view text, std::size_t end) {
 std::optional<Found> final_answer(std::string_view text, std::string_view in_lower_case) {
   constexpr std::string_view kMark = "final answer is";
   const auto mark = in_lower_case.rfind(kMark);
-  if (mark == kNone) return std::nullopt;
+  if (mark == kNowhere) return std::nullopt;
   auto begin = mark + kMark.size();
   if (at(text, begin) == ':') ++begin;
   begin = behind_spaces(text, begin);
@@ -342,7 +342,7 @@ std::optional<Found> final_answer(std::string_view text, std::string_view in_low
 std::optional<std::string> behind_mark(std::string_view text,
                                        std::string_view in_lower_case,
                                        std::string_view mark) {
-  for (auto i = in_lower_case.rfind(mark); i != kNone; i = in_lower_case.rfind(mark, i - 1)) {
+  for (auto i = in_lower_case.rfind(mark); i != kNowhere; i = in_lower_case.rfind(mark, i - 1)) {
     if (auto found = announced_in(text.substr(i + mark.size()))) return found;
     if (i == 0) break;
   }
@@ -365,12 +365,12 @@ std::optional<std::string_view> in_braces(std::string_view text, std::size_t ope
 }
 
 std::optional<std::string> boxed(std::string_view text) {
-  const auto last = last_box(text, kNone);
+  const auto last = last_box(text, kNowhere);
   if (!last) return std::nullopt;
   std::string all(last->content);
   for (auto first = *last;;) {
     const auto before = last_box(text, first.begin);
-    if (!before || before->end > first.begin || all.size() > kLongest ||
+    if (!before || before->end > first.begin || all.size() > kLongestFormula ||
         !is_separator(text.substr(before->end, first.begin - before->end)))
       return all;
     all.insert(0, std::string(before->content) + ",");
@@ -383,7 +383,7 @@ std::optional<std::string> answer_of(std::string_view text) {
   std::ranges::transform(in_lower_case, in_lower_case.begin(), [](unsigned char c) {
     return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : static_cast<char>(c);
   });
-  const auto box = last_box(text, kNone);
+  const auto box = last_box(text, kNowhere);
   if (auto found = final_answer(text, in_lower_case); found && (!box || box->begin < found->begin))
     return std::move(found->content);
   if (box) return boxed(text);
