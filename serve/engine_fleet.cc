@@ -183,7 +183,7 @@ void EngineFleet::take(std::size_t engine,
   on_outputs_(engine, std::move(outputs), whole);
 }
 
-// Whether tokens that have been delivered, and are drawn again now, are the same.
+// True if tokens that have been delivered, and are drawn again now, are the same.
 bool EngineFleet::comes_again(const Request& request, const EngineStatus& status) {
   const bool is_again = std::ranges::any_of(request.to_drop, [](auto count) { return count > 0; });
   return !is_again ||

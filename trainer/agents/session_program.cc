@@ -137,6 +137,9 @@ void SessionProgram::put(std::int64_t id, json question) {
                       .content_type = question.at("type")};
   http_->post(
       [exchange = session.exchange, response = session.response] { exchange->respond(response); });
+  if (session.end.is_null()) return;
+  requests_.push_back({id, std::move(session.end)});
+  sessions_.erase(found);
 }
 
 void SessionProgram::hear(const std::string& line, std::vector<AgentAnswer>& answers) {
@@ -149,12 +152,15 @@ void SessionProgram::hear(const std::string& line, std::vector<AgentAnswer>& ans
   if (said["id"].is_number_integer() && is_late(said["id"].get<std::int64_t>())) return;
   require(found != sessions_.end(), ErrorKind::kCorrupt,
           "the program ended a session that is not under way");
-  require(found->second.open >= 0, ErrorKind::kCorrupt,
-          "the program ended a session while the model answers");
+  require(found->second.end.is_null(), ErrorKind::kCorrupt, "the program ended a session twice");
+  for (const char* key : {"id", "request"}) said.erase(key);
   const auto id = found->second.open;
+  if (id < 0) {  // its client gave up while the model answers
+    found->second.end = std::move(said);
+    return;
+  }
   sessions_.erase(found);
   close(id);
-  for (const char* key : {"id", "request"}) said.erase(key);
   answers.push_back({id, std::move(said)});
 }
 

@@ -43,6 +43,7 @@ class SessionProgram : public AgentProgram {
     Asked asked{};           // the last request
     ExchangePtr exchange{};  // that waits for its response
     serve::HttpResponse response{.status = 0};  // to it, once it is there
+    nlohmann::json end{};  // the program's, where its client gave up while the model answers
   };
 
   void handle(const ExchangePtr& exchange);

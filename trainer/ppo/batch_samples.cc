@@ -9,6 +9,26 @@
 #include "trainer/ppo/ppo_batch.h"
 
 namespace ferry::trainer {
+namespace {
+
+// The runs of tokens by the model and by others, as [whether by the model, text]; nothing for a
+// response of one turn, or without its mask.
+nlohmann::json turns_of(const RolloutBatch& batch, std::int64_t row, const PromptEncoder& encoder) {
+  auto turns = nlohmann::json::array();
+  if (!batch.response_mask.defined()) return turns;
+  const auto mask = batch.response_of(batch.response_mask, row).to(at::kBool).contiguous();
+  if (mask.all().item<bool>()) return turns;
+  const auto* const by_model = mask.const_data_ptr<bool>();
+  const auto tokens = batch.response(row);
+  for (std::size_t begin = 0, end = 0; begin < tokens.size(); begin = end) {
+    for (end = begin; end < tokens.size() && by_model[end] == by_model[begin];) ++end;
+    turns.push_back({by_model[begin], encoder.decode(tokens.subspan(begin, end - begin), true)});
+  }
+  return turns;
+}
+
+}  // namespace
+
 std::vector<LoggedSample> logged_samples(const RolloutBatch& batch, const PromptEncoder& encoder) {
   const auto scores = sequence_scores(batch);
   std::vector<LoggedSample> samples;
@@ -20,6 +40,8 @@ std::vector<LoggedSample> logged_samples(const RolloutBatch& batch, const Prompt
                         .score = scores[row].item<double>()};
     for (const auto& [name, value] : batch.reward_extra_info[index].items())
       if (name != "score") sample.extra[name] = value;
+    if (auto turns = turns_of(batch, row, encoder); !turns.empty())
+      sample.extra["turns"] = std::move(turns);
     if (batch.global_steps.defined()) {
       const auto* const steps =
           batch.response_of(batch.global_steps, row).const_data_ptr<std::int64_t>();

@@ -10,7 +10,8 @@
 
 namespace ferry::trainer {
 
-// Both read scores and reward_extra_info of a batch that is answered and rewarded.
+// Both read scores and reward_extra_info of a batch that is answered and rewarded. Samples of
+// several turns have `turns`, if the batch has their response_mask.
 std::vector<LoggedSample> logged_samples(const RolloutBatch& batch, const PromptEncoder& encoder);
 std::vector<ValidationSample> validation_samples(const RolloutBatch& batch);
 

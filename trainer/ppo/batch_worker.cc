@@ -140,6 +140,8 @@ void BatchWorker::write(const std::string& method, std::int64_t step, const Roll
   asked.scores = batch.scores;
   asked.turn_scores = batch.turn_scores;
   batch.give(asked, &RolloutBatch::global_steps);
+  const auto& rejected = config_.algorithm.rollout_correction.rollout_rs;
+  if (rejected.empty()) batch.give(asked, &RolloutBatch::response_mask);  // or else not of turns
   asked.ground_truth = batch.ground_truth;
   asked.reward_extra_info = batch.reward_extra_info;
   (void)workers_.ask(method, std::move(asked), {}, {{"step", step}});

@@ -20,6 +20,7 @@ namespace {
 namespace fs = std::filesystem;
 using trainer::LoggedSample;
 
+constexpr auto kTurns = "turns";  // a member of a sample, which trajectory.h reads
 constexpr std::size_t kMostSteps = 21;
 constexpr std::size_t kMostSamples = 20;
 constexpr std::size_t kMostBytes = 3000;     // of a text
@@ -128,10 +129,12 @@ std::string score_html(double score, const Range& range) {
 }
 
 // An answer, or its turns.
-std::string answer_html(const std::string& output, const nlohmann::json& exchanges) {
-  if (exchanges.empty()) return text_html(output);
+std::string answer_html(const LoggedSample& sample, const nlohmann::json& exchanges) {
+  const auto found = sample.extra.find(kTurns);
+  const auto turns = found == sample.extra.end() ? nlohmann::json() : found->second;
+  if (exchanges.empty() && turns.empty()) return text_html(sample.output);
   std::string html = "<ol class=\"turns\">\n";
-  for (const auto& turn : turns_of(output, exchanges))
+  for (const auto& turn : turns_of(sample.output, exchanges, turns))
     html += fmt::format("<li class=\"{}\"><b>{}</b> <span class=\"dim\">{}</span>{}</li>\n",
                         turn.who == "model" ? "model" : "other", escape_xml(turn.who),
                         escape_xml(turn.note), turn.text.empty() ? "" : text_html(turn.text));
@@ -147,11 +150,11 @@ std::string sample_html(const LoggedSample& sample,
       "<span>{}</span></summary>\n<dl class=\"texts\"><dt>prompt</dt><dd>{}</dd>\n<dt>answer</dt>"
       "<dd>{}</dd>\n",
       row, score_html(sample.score, range), line_html(sample.input), line_html(sample.output),
-      text_html(sample.input), answer_html(sample.output, exchanges));
+      text_html(sample.input), answer_html(sample, exchanges));
   if (!sample.gts.is_null())
     html += fmt::format("<dt>ground truth</dt><dd>{}</dd>\n", text_html(value_text(sample.gts)));
   for (const auto& [name, value] : sample.extra) {
-    if (!value.is_null())
+    if (!value.is_null() && name != kTurns)
       html +=
           fmt::format("<dt>{}</dt><dd>{}</dd>\n", escape_xml(name), text_html(value_text(value)));
   }

@@ -47,10 +47,89 @@ json exchanges_of(const json& session) {
   return found.is_array() && std::ranges::all_of(found, is_exchange) ? found : json::array();
 }
 
+bool asks_to(const json& exchange, const char* method) {
+  return exchange.at("question").value("method", json()) == method;
+}
+
+// A question whose answer is no turn: the text of a reset is the prompt's, and a program asks
+// itself.
+bool has_no_turn(const json& exchange) {
+  return asks_to(exchange, "reset") || asks_to(exchange, "run") || asks_to(exchange, "answer");
+}
+
+bool are_turns(const json& turns) {
+  return turns.is_array() && !turns.empty() && std::ranges::all_of(turns, [](const json& turn) {
+           return turn.is_array() && turn.size() == 2 && turn[0].is_boolean() &&
+                  turn[1].is_string();
+         });
+}
+
+// Names what the model was told by the next exchanges: by one, and by those behind it whose texts
+// are found there, too, each from where its text begins.
+class ToldTurns {
+ public:
+  explicit ToldTurns(const json& exchanges) {
+    for (const auto& one : exchanges) {
+      if (asks_to(one, "run")) others_ = "program";
+      if (!has_no_turn(one)) answers_.push_back(answer_turn(one["question"], one["answer"]));
+    }
+  }
+
+  void add(const std::string& text, std::vector<Turn>& turns) {
+    if (next_ == answers_.size()) return turns.push_back({.who = others_, .text = text});
+    std::size_t begin = 0;
+    auto at = behind(text, 0);
+    turns.push_back(std::move(answers_[next_++]));
+    for (; at != text.npos && next_ < answers_.size();
+         turns.push_back(std::move(answers_[next_++]))) {
+      const auto end = behind(text, at);
+      if (end == text.npos) break;
+      const auto first = end - probe().size();
+      turns.back().text = text.substr(begin, first - begin);
+      begin = first;
+      at = end;
+    }
+    turns.back().text = text.substr(begin);
+  }
+
+  // The exchanges that the answer has no text of: the last step of an environment.
+  void add_rest(std::vector<Turn>& turns) {
+    for (; next_ < answers_.size(); ++next_) turns.push_back(std::move(answers_[next_]));
+  }
+
+ private:
+  // The beginning of the next answer: tools that say more may be cut.
+  std::string_view probe() const {
+    constexpr std::size_t kMost = 64;
+    return std::string_view(answers_[next_].text).substr(0, kMost);
+  }
+  std::size_t behind(const std::string& text, std::size_t at) const {
+    const auto found = probe().empty() ? text.npos : text.find(probe(), at);
+    return found == text.npos ? text.npos : found + probe().size();
+  }
+
+  std::vector<Turn> answers_;
+  std::size_t next_ = 0;
+  std::string others_ = "environment";  // who says what no exchange tells of
+};
+
 }  // namespace
 
-std::vector<Turn> turns_of(const std::string& output, const json& exchanges) {
+std::vector<Turn> turns_of(const std::string& output,
+                           const json& exchanges,
+                           const json& told_turns) {
   std::vector<Turn> turns;
+  if (are_turns(told_turns)) {
+    ToldTurns others(exchanges);
+    for (const auto& turn : told_turns) {
+      if (turn[0].get<bool>())
+        turns.push_back({.who = "model", .text = turn[1].get<std::string>()});
+      else
+        others.add(turn[1].get<std::string>(), turns);
+    }
+    others.add_rest(turns);
+    return turns;
+  }
   std::size_t told = 0;  // bytes of the output
   const auto model_says = [&](std::size_t end) {
     if (output.find_first_not_of(" \n\t", told) < end)
@@ -59,7 +138,7 @@ std::vector<Turn> turns_of(const std::string& output, const json& exchanges) {
   };
   for (std::size_t i = 0; i < exchanges.size(); ++i) {
     const auto question = exchanges[i].value("question", json::object());
-    if (question.value("method", json()) == "reset") continue;  // its text is the prompt's
+    if (has_no_turn(exchanges[i])) continue;
     auto turn = answer_turn(question, exchanges[i].value("answer", json::object()));
     const auto action = question.value("action", json());
     if (action.is_string()) {

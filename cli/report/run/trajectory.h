@@ -18,9 +18,15 @@ struct Turn {
   std::string text{};
 };
 
-// `exchanges`: {"question": {...}, "answer": {...}} in their order. The text of a tool is looked
-// for in the output: one that was cut is not found there, and stands before the turn that has it.
-std::vector<Turn> turns_of(const std::string& output, const nlohmann::json& exchanges);
+// `exchanges`: {"question": {...}, "answer": {...}} in their order. `turns`: the member of a
+// sample,
+// [[whether by the model, text], ...]; the exchanges name those of others.
+//
+// Samples of one turn, and of runs that reject tokens, have none: then the text of a tool is looked
+// for in the output, where one that was cut is not found, and stands before the turn that has it.
+std::vector<Turn> turns_of(const std::string& output,
+                           const nlohmann::json& exchanges,
+                           const nlohmann::json& turns = {});
 
 // The exchanges of each answer of a step, in their order; none unless the journal has as many
 // sessions as there are answers.

@@ -130,6 +130,23 @@ TEST_F(SessionProgramTest, TheLastLineIsTheAnswerToTheQuestionThatIsOpen) {
   EXPECT_EQ(last.answer, (json{{"reward_score", 0.5}}));
 }
 
+// Its client gave up: the session ends when the model has answered.
+TEST_F(SessionProgramTest, AProgramMayEndItsSessionWhileTheModelAnswers) {
+  auto response = request_later("{}");
+  answer();
+  end(R"({"id": 1, "reward_score": 0.5})");
+  for (int i = 0; i < 20; ++i) {
+    EXPECT_TRUE(program_.answers(milliseconds(0)).empty());
+    std::this_thread::sleep_for(milliseconds(10));
+  }
+  respond(2, "{}");
+  const auto last = answer();
+  EXPECT_EQ(last.id, 2);
+  EXPECT_EQ(last.answer, (json{{"reward_score", 0.5}}));
+  EXPECT_EQ(response.get().status, 200);
+  EXPECT_EQ(request(kChat, R"({"more": 1})").status, 404);
+}
+
 TEST_F(SessionProgramTest, ASessionWhoseTimeIsOverIsRefusedAndItsEndIsPassedOver) {
   EXPECT_EQ(answer().answer, (json{{"error", "no answer within 2 s"}, {"timed_out", true}}));
   EXPECT_EQ(request(kChat, "{}").status, 404);

@@ -122,6 +122,24 @@ TEST(BatchWorker, WritesALineForEachAnswer) {
                                   {"acc", 1.0}}));
 }
 
+TEST(BatchWorker, WritesTheTurnsOfAnAnswer) {
+  const auto lines_of = [](TinyRun& run) {
+    auto batch = two_answers();
+    batch.response_mask = at::tensor({1, 0, 1, 1, 1}, at::kByte).to(at::kBool);
+    run.batch_worker.write_rollouts(3, batch);
+    return run.read("rollouts/3.jsonl");
+  };
+  TinyRun run;
+  const auto text = lines_of(run);
+  const auto line = distckpt::parse_json(text.substr(0, text.find('\n')), "line");
+  EXPECT_EQ(line["turns"], nlohmann::json::parse(R"([[true, "y"], [false, "e"], [true, "s"]])"));
+  EXPECT_EQ(text.find("turns", text.find('\n')), text.npos);
+  TinyRun rejecting([](PpoConfig& config) {  // its mask has holes that are no turns
+    config.algorithm.rollout_correction.rollout_rs = {{RejectionOption::Of::kToken, 1}};
+  });
+  EXPECT_EQ(lines_of(rejecting).find("turns"), std::string::npos);
+}
+
 TEST(BatchWorker, WritesSamplesWhereItIsTold) {
   TinyRun run([](PpoConfig& config) {
     config.trainer.validation_data_dir = config.trainer.run.default_local_dir + "/elsewhere";

@@ -43,7 +43,7 @@ std::size_t behind_digits(std::string_view text, std::size_t i) {
   return i;
 }
 
-// Behind a sign of a percentage, if there is one.
+// The place behind a sign of a percentage, if there is one.
 std::size_t behind_percent(std::string_view text, std::size_t i) {
   const auto sign = text.substr(std::min(text.size(), behind_spaces(text, i)));
   for (const std::string_view name :
@@ -121,7 +121,7 @@ std::optional<Found> formula_at(std::string_view text, std::size_t begin) {
   return found;
 }
 
-// Where the next of a list begins behind "and", "or" or a comma; nothing if the list ends.
+// The place behind "and", "or" or a comma; nothing if the list ends.
 std::optional<std::size_t> behind_separator(std::string_view text, std::size_t i) {
   const auto rest = text.substr(std::min(text.size(), behind_spaces(text, i)));
   for (const std::string_view name : {",and", ",or", "and", "or", ","})
@@ -326,7 +326,7 @@ std::optional<Box> last_box(std::string_view text, std::size_t end) {
   return last;
 }
 
-// Behind "final answer is"; nothing if there is no formula or number.
+// The formula or number behind "final answer is".
 std::optional<Found> final_answer(std::string_view text, std::string_view in_lower_case) {
   constexpr std::string_view kMark = "final answer is";
   const auto mark = in_lower_case.rfind(kMark);
@@ -338,7 +338,7 @@ std::optional<Found> final_answer(std::string_view text, std::string_view in_low
   return later(formulas_at(text, begin), number_at(text, begin));
 }
 
-// Behind the last of the marks that has an answer behind it.
+// The answer behind the last of the marks that has one.
 std::optional<std::string> behind_mark(std::string_view text,
                                        std::string_view in_lower_case,
                                        std::string_view mark) {

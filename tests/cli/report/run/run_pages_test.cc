@@ -143,6 +143,53 @@ TEST(TurnsOf, TellsTheRewardOfAnEnvironmentAndPassesItsResetOver) {
   EXPECT_EQ(turns[1].note, "reward 0.5, done");
 }
 
+// Answers of tools may stand in what the model wrote, too, and may be cut where they are long.
+TEST(TurnsOf, TakesTheRunsOfTheModelAndNamesThoseOfOthers) {
+  const auto exchanges = json::array({call("calc", {{"e", "9/3"}}, "3"),
+                                      call("search", {{"q", "x"}}, std::string(300, 'y')),
+                                      call("time", json::object(), "noon")});
+  const auto cut = std::string(200, 'y') + "...";
+  const auto turns = turns_of("", exchanges,
+                              json::array({{true, "<call>9/3"},
+                                           {false, "<t>3</t>"},
+                                           {true, "more"},
+                                           {false, "<t>" + cut + "</t><t>noon</t>"},
+                                           {true, "so"}}));
+  ASSERT_EQ(turns.size(), 6U);
+  EXPECT_EQ(turns[0].text, "<call>9/3");
+  EXPECT_EQ(turns[1].who, "calc");
+  EXPECT_EQ(turns[1].note, R"({"e":"9/3"})");
+  EXPECT_EQ(turns[1].text, "<t>3</t>");
+  EXPECT_EQ(turns[2].who, "model");
+  EXPECT_EQ(turns[3].who, "search");
+  EXPECT_EQ(turns[3].text, "<t>" + cut + "</t><t>");
+  EXPECT_EQ(turns[4].who, "time");
+  EXPECT_EQ(turns[4].text, "noon</t>");
+  EXPECT_EQ(turns[5].text, "so");
+}
+
+TEST(TurnsOf, NamesAProgramWhereItsQuestionsAreNone) {
+  const json run{{"question", {{"method", "run"}}}, {"answer", {{"messages", json::array()}}}};
+  const json answer{{"question", {{"method", "answer"}}}, {"answer", json::object()}};
+  const auto turns = turns_of("", json::array({run, answer, answer}),
+                              json::array({{true, "1+1"}, {false, "wrong"}, {true, "2"}}));
+  ASSERT_EQ(turns.size(), 3U);
+  EXPECT_EQ(turns[1].who, "program");
+  EXPECT_EQ(turns[1].text, "wrong");
+}
+
+// The last step of an environment says nothing that the model reads.
+TEST(TurnsOf, EndsWithTheRewardOfTheLastStep) {
+  const auto step = [](double reward) {
+    return json{{"question", {{"method", "step"}, {"action", "5"}}},
+                {"answer", {{"observation", "lower"}, {"reward", reward}}}};
+  };
+  const auto turns = turns_of("", json::array({step(0), step(1)}),
+                              json::array({{true, "5"}, {false, "lower"}, {true, "4"}}));
+  ASSERT_EQ(turns.size(), 4U);
+  EXPECT_EQ(turns[3].note, "reward 1.0");
+}
+
 TEST(ReadExchanges, GivesNoneUnlessThereIsOneForEachAnswer) {
   const support::TempDir dir;
   distckpt::write_text(dir / "3.jsonl", "{\"exchanges\": [1]}\n{\"exchanges\": [2, 3]}\n");
