@@ -18,8 +18,11 @@ WITNESS = {"prompt": "The witness", "max_tokens": 24, "seed": 9, "temperature": 
 
 @pytest.fixture(scope="module")
 def server(talker):
-    with serve(talker, "--max-model-len", 512, "--kv-cache-memory-bytes", "256MiB") as served:
-        yield served
+    """Without the products that PyTorch keeps for each number of rows, by which memory grows for a while as chance has it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "0")
+        with serve(talker, "--max-model-len", 512, "--kv-cache-memory-bytes", "256MiB") as served:
+            yield served
 
 
 def choices(server):
@@ -145,8 +148,8 @@ def test_malformed_requests_close_their_connection_alone(server):
 
 
 def test_clients_that_vanish_leave_nothing(server):
-    """Each of 3,000 goes at another moment: in its request, before its answer, in its answer. The largest steps of the first rounds set the memory
-    that the allocator keeps; the last 1,200 clients add less than 56 KB each."""
+    """Each of 6,000 goes at another moment: in its request, before its answer, in its answer. The largest steps of the first rounds set the memory
+    that the allocator keeps; the last 3,000 clients add less than 32 KB each."""
     chance = random.Random(7)
     request = raw({"model": NAME, "prompt": "x" * 50, "max_tokens": 200, "ignore_eos": True, "stream": True, "n": 2})
 
@@ -168,7 +171,7 @@ def test_clients_that_vanish_leave_nothing(server):
         client.close()
 
     witnesses, resident = [], []
-    for _ in range(10):
+    for _ in range(20):
         threads = [threading.Thread(target=one, args=(chance.random(),)) for _ in range(300)]
         for i, thread in enumerate(threads):
             thread.start()
@@ -179,7 +182,7 @@ def test_clients_that_vanish_leave_nothing(server):
         until(lambda: is_idle(server))
         resident.append(server.resident_bytes())
     assert all(witness == witnesses[0] for witness in witnesses)
-    assert resident[9] < resident[5] + (64 << 20), resident
+    assert resident[19] < resident[9] + (92 << 20), resident
 
 
 def test_slow_readers_delay_nobody(server):
