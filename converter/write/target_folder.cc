@@ -15,6 +15,7 @@
 #include "converter/write/run_config.h"
 #include "distckpt/base/error.h"
 #include "distckpt/base/json.h"
+#include "distckpt/formats/archive/shard_store_trailer.h"
 #include "distckpt/formats/torch_dist.h"
 #include "distckpt/storage/filenames.h"
 #include "distckpt/storage/held_folder.h"
@@ -58,12 +59,12 @@ bool is_there(const fs::path& path) {
 struct OwnFiles {
   std::set<fs::path> weights{};
   std::set<fs::path> others{};
-  std::string_view record{};  // names the weights
+  std::string foreign{};  // "which" other weights are
 };
 
 OwnFiles own_files_of_hf(const fs::path& folder) {
   OwnFiles own{.others = {kCompanions.begin(), kCompanions.end()},
-               .record = distckpt::kSafetensorsIndex};
+               .foreign = fmt::format("{} does not name", distckpt::kSafetensorsIndex)};
   own.others.insert(distckpt::kSafetensorsIndex);
   const auto index = folder / distckpt::kSafetensorsIndex;
   if (!is_there(index)) {
@@ -76,14 +77,20 @@ OwnFiles own_files_of_hf(const fs::path& folder) {
   return own;
 }
 
-// The names say how many files an archive has.
+// The names say how many files an archive has. Other programs give their weights such names, too.
 OwnFiles own_files_of_archive(const fs::path& folder) {
-  OwnFiles own{.record = "the archive"};
+  OwnFiles own{.foreign = "is no file of an archive"};
+  const auto is_own = [&](const fs::path& name) {
+    return is_there(folder / name) && distckpt::is_shard_store_file(folder / name);
+  };
   for (const auto& path : distckpt::list_source(folder)) {
     const auto count = distckpt::shard_store_file_count(path.filename().string());
-    if (!count) continue;
-    for (std::size_t i = 0; i < *count; ++i)
-      own.weights.insert(distckpt::shard_store_filename(i, *count));
+    if (!count || !is_own(path.filename())) continue;
+    for (std::size_t i = 0; i < *count; ++i) {
+      const auto name = distckpt::shard_store_filename(i, *count);
+      if (is_own(name)) own.weights.insert(name);
+    }
+    own.foreign = "is no file of the archive";
     break;
   }
   return own;
@@ -92,7 +99,7 @@ OwnFiles own_files_of_archive(const fs::path& folder) {
 OwnFiles own_files_of_megatron(const fs::path& folder) {
   OwnFiles own{.others = {distckpt::kTorchDistMetadata, distckpt::kTorchDistConfig,
                           distckpt::kCommon, kRunConfig},
-               .record = distckpt::kTorchDistMetadata};
+               .foreign = fmt::format("{} does not name", distckpt::kTorchDistMetadata)};
   if (is_there(folder / distckpt::kTorchDistMetadata)) {
     for (const auto& name : distckpt::torch_dist_filenames(folder)) own.weights.insert(name);
   }
@@ -247,20 +254,19 @@ std::vector<fs::path> replaceable_files(const fs::path& folder,
 
   std::vector<fs::path> files;
   bool has_weights = false;
-  distckpt::walk_folder(opened->get(),
-                        [&](const fs::path& path, const distckpt::FolderEntry& entry) {
-                          if (entry.is_folder() && folders.contains(path)) return;
-                          if (!entry.is_file() || !known.contains(path)) {
-                            const auto slash = entry.is_folder() ? "/" : "";
-                            refuse(fmt::format("holds {}{}", path.string(), slash),
-                                   entry.is_file() && is_weights(path, format)
-                                       ? fmt::format(", which {} does not name", own.record)
-                                       : ", which no conversion writes there");
-                          }
-                          has_weights = has_weights || own.weights.contains(path) ||
-                                        path.extension() == distckpt::kSafetensorsSuffix;
-                          files.push_back(path);
-                        });
+  distckpt::walk_folder(opened->get(), [&](const fs::path& path,
+                                           const distckpt::FolderEntry& entry) {
+    if (entry.is_folder() && folders.contains(path)) return;
+    if (!entry.is_file() || !known.contains(path)) {
+      const auto slash = entry.is_folder() ? "/" : "";
+      refuse(fmt::format("holds {}{}", path.string(), slash),
+             entry.is_file() && is_weights(path, format) ? fmt::format(", which {}", own.foreign)
+                                                         : ", which no conversion writes there");
+    }
+    has_weights = has_weights || own.weights.contains(path) ||
+                  path.extension() == distckpt::kSafetensorsSuffix;
+    files.push_back(path);
+  });
   if (!has_weights) refuse("holds no weights", ": it is not a checkpoint");
   if (format == Format::kHuggingFace && !has_config_of_a_model(folder))
     refuse("holds no config.json of a model", "");

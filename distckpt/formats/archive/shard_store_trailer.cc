@@ -35,6 +35,17 @@ constexpr std::int64_t kCrcBytes = 4;
 constexpr std::size_t kCrcAt = 32;  // in the tail
 static_assert(sizeof(Tail) == kTailBytes && sizeof(ChunkPlace) == kPlaceBytes);
 
+// The file is not shorter.
+Tail read_tail(const ReadFile& file) {
+  Tail tail;
+  file.read_at(file.size() - kTailBytes, std::as_writable_bytes(std::span(&tail, 1)));
+  return tail;
+}
+
+bool has_magic(const Tail& tail) {
+  return std::string_view(tail.magic, sizeof tail.magic) == kTrailerMagic && tail.zero == 0;
+}
+
 std::uint32_t checksum_range(const ReadFile& file, const ByteRange& range) {
   std::vector<std::byte> buffer(
       static_cast<std::size_t>(std::min<std::int64_t>(range.size(), std::int64_t{1} << 20)));
@@ -115,11 +126,9 @@ ShardStoreTrailer read_trailer(const ReadFile& file) {
                 "the file may be cut short, or another program may have rewritten it");
   };
   if (file.size() < kTailBytes) refuse(file.size(), "the file ends before its trailer");
-  Tail tail;
   const auto tail_begin = file.size() - kTailBytes;
-  file.read_at(tail_begin, std::as_writable_bytes(std::span(&tail, 1)));
-  if (std::string_view(tail.magic, sizeof tail.magic) != kTrailerMagic || tail.zero != 0)
-    refuse(tail_begin, "the file does not end with its trailer");
+  const auto tail = read_tail(file);
+  if (!has_magic(tail)) refuse(tail_begin, "the file does not end with its trailer");
   if (tail.num_chunks > static_cast<std::uint64_t>(tail_begin / kPlaceBytes) ||
       tail.num_gaps > tail.num_chunks + 1) {
     refuse(tail_begin, "the trailer has more entries than the file has room for");
@@ -159,6 +168,11 @@ ShardStoreTrailer read_trailer(const ReadFile& file) {
         name, gap.begin, gap.end, found, stated);
   }
   return trailer;
+}
+
+bool is_shard_store_file(const std::filesystem::path& path) {
+  const ReadFile file(path);
+  return file.size() >= kTailBytes && has_magic(read_tail(file));
 }
 
 }  // namespace ferry::distckpt

@@ -44,4 +44,7 @@ Digest append_trailer(const std::filesystem::path& path,
 // bytes that are not as they were written.
 ShardStoreTrailer read_trailer(const ReadFile& file);
 
+// True if the file ends as a trailer does. Other programs write files of the same names, too.
+bool is_shard_store_file(const std::filesystem::path& path);
+
 }  // namespace ferry::distckpt

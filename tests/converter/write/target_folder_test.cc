@@ -9,6 +9,7 @@
 
 #include "converter/convert.h"
 #include "distckpt/storage/file_io.h"
+#include "distckpt/storage/filenames.h"
 #include "tests/support/expect.h"
 #include "tests/support/files.h"
 #include "tests/support/models/tiny_model.h"
@@ -165,6 +166,33 @@ TEST_F(TargetFolder, FilesOfTwoArchivesAreNotReplaced) {
   EXPECT_EQ(files().size(), 1U);
   distckpt::write_text(dir_ / "archive/weights-00002-of-00002.h5", "mine");
   EXPECT_TRUE(fails(ErrorKind::kUsage, {"holds weights"}, files));
+}
+
+TEST_F(TargetFolder, WeightsOfAnotherProgramAreNotReplaced) {
+  fs::create_directory(dir_ / "other");
+  const auto files = [&] { return replaceable_files(dir_ / "other", Format::kArchive, {}); };
+  // Shorter than a trailer, and longer.
+  for (const auto& bytes : {std::string("mine"), std::string(1000, 'h')}) {
+    distckpt::write_text(dir_ / "other/weights.h5", bytes);
+    EXPECT_TRUE(fails(ErrorKind::kUsage,
+                      {"holds weights.h5, which is no file of an archive", "not overwritten"},
+                      files));
+  }
+}
+
+TEST_F(TargetFolder, AFileInPlaceOfOneOfAnArchiveIsNotReplaced) {
+  convert({.from = dir_ / "hf",
+           .to = dir_ / "archive",
+           .format = Format::kArchive,
+           .max_shard_size = 4'000});
+  const auto files = [&] { return replaceable_files(dir_ / "archive", Format::kArchive, {}); };
+  const auto count = files().size();
+  ASSERT_GT(count, 1U);
+  const auto last = distckpt::shard_store_filename(count - 1, count);
+  distckpt::write_text(dir_ / "archive" / last, "mine");
+  EXPECT_TRUE(fails(ErrorKind::kUsage,
+                    {"holds " + last + ", which is no file of the archive", "not overwritten"},
+                    files));
 }
 
 TEST_F(TargetFolder, AFolderThatNoConversionWritesIsNotReplaced) {

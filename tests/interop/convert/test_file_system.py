@@ -130,6 +130,17 @@ def test_overwrite_refuses_another_kind_of_checkpoint(work):
     refused("convert", work / "hf", work / "out", "--to", "hf", "--overwrite", says="weights.h5")
 
 
+def test_overwrite_refuses_weights_that_another_program_called_so(work):
+    write_hf(work / "hf")
+    (work / "keras").mkdir()
+    (work / "keras/weights.h5").write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(2000))
+    before = tree(work / "keras")
+    for options in ([], ["--dry-run"]):
+        refused("convert", work / "hf", work / "keras", "--to", "h5", "--overwrite", *options,
+                says="weights.h5, which is no file of an archive")
+    assert tree(work / "keras") == before
+
+
 # ------------------------------------------------------------------------------------------------------- working folder
 
 
