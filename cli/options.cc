@@ -37,7 +37,7 @@ void add_quiet(CLI::App& command, bool& quiet) {
 void add_threads(CLI::App& command, int& threads) {
   command
       .add_option("--threads", threads,
-                  "Threads that read, digest and write. Default: one per core")
+                  "Threads that read, digest and write. Default: one per core that it may use")
       ->check(CLI::Range(1, 1024));
 }
 

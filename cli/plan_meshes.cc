@@ -4,14 +4,14 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <exception>
+#include <iterator>
 #include <mutex>
-#include <thread>
 #include <tuple>
 #include <utility>
 
 #include "distckpt/base/error.h"
+#include "distckpt/base/threads.h"
 
 namespace ferry::cli {
 namespace {
@@ -98,14 +98,8 @@ class Search {
       : space_(space), plan_(plan) {}
 
   void add(const std::vector<Mesh>& meshes) {
-    std::atomic<std::size_t> next = 0;
-    const auto work = [&] {
-      for (auto i = next++; i < meshes.size(); i = next++) add(meshes[i]);
-    };
-    std::vector<std::jthread> threads;
-    for (unsigned i = 1; i < std::thread::hardware_concurrency(); ++i) threads.emplace_back(work);
-    work();
-    threads.clear();
+    distckpt::side_by_side(std::ssize(meshes), distckpt::available_cores(),
+                           [&](std::int64_t i) { add(meshes[static_cast<std::size_t>(i)]); });
     if (failure_) std::rethrow_exception(failure_);
     if (found_.empty() && refusal_) std::rethrow_exception(refusal_);
     // The smallest sizes are first of those that take the same time, those that do not fit last.

@@ -84,8 +84,8 @@ std::string describe(const models::TransformerConfig& config) {
 }
 
 std::string plan_lines(const converter::ConvertReport& report) {
-  auto text = fmt::format("plan     {} rectangular copies, {} threads, {} of staging buffers\n",
-                          format_count(report.num_pieces), report.threads,
+  auto text = fmt::format("plan     {} rectangular copies, {}, {} of staging buffers\n",
+                          format_count(report.num_pieces), counted(report.threads, "thread"),
                           format_bytes(report.staging_bytes));
   const auto shown = report.files.size() > kMaxFiles + 1 ? kMaxFiles : report.files.size();
   std::int64_t hidden = 0;

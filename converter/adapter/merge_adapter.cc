@@ -6,7 +6,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -15,6 +14,7 @@
 #include "converter/families/quantization.h"
 #include "converter/write/requantized_blocks.h"
 #include "distckpt/base/error.h"
+#include "distckpt/base/threads.h"
 #include "distckpt/elements/cast.h"
 #include "distckpt/elements/dequantize.h"
 #include "distckpt/storage/source_tree.h"
@@ -168,8 +168,7 @@ class MergeAmendment : public Amendment {
   std::int64_t counting_threads() const {
     const auto threads = distckpt::reading_threads(options_.threads, options_.from);
     const auto affordable = options_.max_memory / std::max<std::int64_t>(1, thread_memory());
-    return std::clamp<std::int64_t>(
-        affordable, 1, threads > 0 ? threads : std::max(1U, std::thread::hardware_concurrency()));
+    return std::clamp<std::int64_t>(affordable, 1, distckpt::threads_or_cores(threads));
   }
 
   // True if the source has the weight in another form.

@@ -8,7 +8,6 @@
 #include <set>
 #include <span>
 #include <string_view>
-#include <thread>
 #include <tuple>
 #include <utility>
 
@@ -19,6 +18,7 @@
 #include "converter/families/megatron_links.h"
 #include "distckpt/base/error.h"
 #include "distckpt/base/stopwatch.h"
+#include "distckpt/base/threads.h"
 #include "distckpt/elements/cast.h"
 #include "distckpt/plan/box_io.h"
 #include "distckpt/storage/source_tree.h"
@@ -344,9 +344,7 @@ class AdapterSplit {
     require(finite, ErrorKind::kLayout, "{}: a number of it, or its change, is not finite", name);
     const auto columns = base_->map.tensors[unit.tensors.front()].shape[1];
     const auto rows = static_cast<std::int64_t>(change.size()) / columns;
-    const auto threads = options_.threads > 0
-                             ? options_.threads
-                             : static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+    const auto threads = distckpt::threads_or_cores(options_.threads);
     const auto svd = truncated_svd(change, rows, columns, options_.rank, threads);
     factors_.push_back({.adapted = *unit.adapted,
                         .first = spool.append(std::as_bytes(std::span(svd.right))),

@@ -5,13 +5,12 @@
 #include <map>
 #include <numeric>
 #include <optional>
-#include <thread>
 #include <tuple>
 #include <utility>
 
 #include "distckpt/base/error.h"
 #include "distckpt/base/interruption.h"
-#include "distckpt/base/side_by_side.h"
+#include "distckpt/base/threads.h"
 #include "distckpt/elements/crc32.h"
 
 namespace ferry::converter {
@@ -138,9 +137,8 @@ void read_checksums(distckpt::BoxSource& source,
                     const std::vector<ExpectedChecksum>& checksums,
                     const std::vector<std::uint32_t>& which,
                     int threads) {
-  const auto cores =
-      threads > 0 ? threads : static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
-  distckpt::side_by_side(std::ssize(which), cores, [&](std::int64_t i) {
+  const auto most = distckpt::threads_or_cores(threads);
+  distckpt::side_by_side(std::ssize(which), most, [&](std::int64_t i) {
     const auto& expected = checksums[which[static_cast<std::size_t>(i)]];
     const auto& range = expected.range;
     const auto crc = checksum_of(source, range);

@@ -10,7 +10,7 @@
 
 #include "distckpt/base/error.h"
 #include "distckpt/base/integers.h"
-#include "distckpt/base/side_by_side.h"
+#include "distckpt/base/threads.h"
 #include "distckpt/elements/cast.h"
 #include "distckpt/elements/quantize.h"
 #include "distckpt/execute/task_worker.h"

@@ -12,6 +12,7 @@
 #include "distckpt/base/error.h"
 #include "distckpt/base/integers.h"
 #include "distckpt/base/interruption.h"
+#include "distckpt/base/threads.h"
 #include "distckpt/execute/task_worker.h"
 
 namespace ferry::distckpt {
@@ -198,8 +199,7 @@ std::string describe_difference(const CopyPlan& plan,
 
 StagingBudget staging_budget(const CopyPlan& plan, const ExecutorOptions& options, Staged staged) {
   const auto per_thread = buffer_sizes(plan, staged).total() + options.thread_memory;
-  const auto cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-  const auto wanted = options.threads > 0 ? options.threads : cores;
+  const auto wanted = threads_or_cores(options.threads);
   const auto affordable = options.max_memory / per_thread;
   require(affordable >= 1, ErrorKind::kUsage,
           "max_memory of {} bytes: is too little: one thread needs {} MiB of buffers",

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
-#include <thread>
 #include <utility>
 
 #include "distckpt/base/error.h"
+#include "distckpt/base/threads.h"
 #include "distckpt/execute/memory_io.h"
 
 namespace ferry::distckpt {
@@ -28,8 +28,7 @@ constexpr SpanLimits kRemoteSpans{.over_read = 32, .bytes = std::int64_t{4} << 2
 // The chunks of a matrix lie in bands of eight mebibytes: one for each thread, which may go through
 // a tensor of its own.
 std::int64_t chunk_cache_bytes() {
-  const auto cores = std::max(1U, std::thread::hardware_concurrency());
-  return (std::int64_t{16} << 20) + cores * (std::int64_t{8} << 20);
+  return (std::int64_t{16} << 20) + available_cores() * (std::int64_t{8} << 20);
 }
 
 }  // namespace

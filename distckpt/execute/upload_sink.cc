@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "distckpt/base/integers.h"
-#include "distckpt/base/side_by_side.h"
+#include "distckpt/base/threads.h"
 
 namespace ferry::distckpt {
 namespace {

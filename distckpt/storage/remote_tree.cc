@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "distckpt/base/error.h"
-#include "distckpt/base/side_by_side.h"
+#include "distckpt/base/threads.h"
 
 namespace ferry::distckpt {
 namespace fs = std::filesystem;

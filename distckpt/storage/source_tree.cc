@@ -1,8 +1,8 @@
 #include "distckpt/storage/source_tree.h"
 
 #include <algorithm>
-#include <thread>
 
+#include "distckpt/base/threads.h"
 #include "distckpt/storage/remote_tree.h"
 
 namespace ferry::distckpt {
@@ -47,9 +47,9 @@ void open_sources(const std::vector<fs::path>& paths) {
 }
 
 int reading_threads(int threads, const fs::path& path) {
-  constexpr unsigned kRequests = 16;  // at a time
+  constexpr int kRequests = 16;  // at a time
   if (threads > 0 || !is_remote(path)) return threads;
-  return static_cast<int>(std::max(kRequests, std::thread::hardware_concurrency()));
+  return std::max(kRequests, available_cores());
 }
 
 }  // namespace ferry::distckpt

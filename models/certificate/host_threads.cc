@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <cstdlib>
 #include <mutex>
-#include <thread>
 
+#include "distckpt/base/threads.h"
 #include "models/distributed/world.h"
 #include "models/spec/products.h"
 
@@ -32,7 +32,7 @@ void choose_host_threads(const World& world, const TransformerConfig& config) {
   static std::mutex mutex;
   static int most = 0;
   if (std::getenv("OMP_NUM_THREADS") != nullptr) return;
-  const auto cores = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+  const auto cores = distckpt::available_cores();
   const std::lock_guard lock(mutex);
   most = std::max(most, host_threads(cores, world.local_size(), largest_product(config)));
   at::set_num_threads(most);

@@ -17,6 +17,7 @@
 #include "converter/alignment/model_files.h"
 #include "converter/open/checkpoint.h"
 #include "distckpt/base/error.h"
+#include "distckpt/base/threads.h"
 #include "distckpt/storage/file_io.h"
 #include "models/device/device.h"
 #include "models/distributed/world.h"
@@ -63,8 +64,7 @@ int run(int argc, char** argv) {
   const at::Device device =
       argc > 2 && std::string(argv[2]) == "cuda" ? at::Device(at::kCUDA, 0) : at::kCPU;
   const int rounds = argc > 3 ? std::atoi(argv[3]) : 2;
-  const int threads =
-      argc > 4 ? std::atoi(argv[4]) : static_cast<int>(std::thread::hardware_concurrency());
+  const int threads = argc > 4 ? std::atoi(argv[4]) : distckpt::available_cores();
   const auto checkpoint = converter::open(path);
   models::World world(models::World::Options{.device = device});
   const models::ParallelState mesh(world, {}, "bench");

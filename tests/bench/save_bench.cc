@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "distckpt/base/error.h"
+#include "distckpt/base/threads.h"
 #include "distckpt/storage/file_io.h"
 #include "models/device/device.h"
 #include "models/distributed/world.h"
@@ -116,8 +117,7 @@ int run(const Options& options) {
   for (const auto& buffer : ddp.buffers()) state.push_back(buffer.params());
   for (auto& tensor : state) tensor.fill_(0.37);  // no page is a page of zeros
   const auto bytes = bytes_of(state);
-  const int threads =
-      options.threads > 0 ? options.threads : static_cast<int>(std::thread::hardware_concurrency());
+  const int threads = distckpt::threads_or_cores(options.threads);
 
   std::vector<double> copy, plain, save, stall, background;
   const fs::path folder = options.folder;

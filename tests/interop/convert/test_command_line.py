@@ -269,6 +269,16 @@ def test_want_of_memory_is_an_error_wherever_it_strikes(mebibytes, work):
         assert (work / published).exists() == (done.returncode == 0)
 
 
+# -------------------------------------------------------------------------------------------------------------- threads
+
+
+@pytest.mark.parametrize("options, expected", [([], " 1 thread,"), (["--threads", "3"], " 3 threads,")])
+def test_threads_are_as_many_as_the_cores_that_the_process_may_use(options, expected, work):
+    core = {min(os.sched_getaffinity(0))}
+    done = run_ok("convert", HF, work / "out", *options, "--dry-run", preexec_fn=lambda: os.sched_setaffinity(0, core))
+    assert expected in done.stdout, done.stdout
+
+
 # ------------------------------------------------------------------------------------------------------ shared libraries
 
 @pytest.mark.parametrize("name", ["ferry", "ferry-torch"])
