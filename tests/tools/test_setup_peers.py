@@ -66,6 +66,14 @@ def test_pip_installs_what_is_listed_and_nothing_that_it_asks_for(peers, tmp_pat
     assert len(installed) >= 3 and all("--no-deps" in call and "--no-compile" in call for call in installed)
 
 
+@pytest.mark.parametrize("given, threads", [({}, "1"), ({"OMP_NUM_THREADS": "3"}, "3")])
+def test_the_environment_has_one_thread_unless_the_caller_says_another_number(given, threads, peers, tmp_path):
+    assert peers().wait() == 0
+    script = f"source {tmp_path}/peers/env.sh; echo $OMP_NUM_THREADS"
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    assert subprocess.run(["bash", "-c", script], env=environment | given, capture_output=True, text=True, check=True).stdout == f"{threads}\n"
+
+
 @pytest.mark.parametrize("failing", ["megatron-core==0.16.1", "requirements.txt", "verifiers"])
 def test_what_failed_is_done_again_and_nothing_else(failing, peers, tmp_path):
     assert peers(failing=failing).wait() != 0 and not is_finished(tmp_path)
