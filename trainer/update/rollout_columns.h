@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 
 #include "trainer/update/rollout_batch.h"
 
@@ -49,6 +50,12 @@ void each_column(Visit&& visit) {
   visit("replay", Per::kRow, &Batch::replay);
   visit("agent_info", Per::kRow, &Batch::agent_info);
   visit("session", Per::kRow, &Batch::session);
+}
+
+// True for a column that stays with its rows wherever they go, and false for one that the rank
+// keeps which made it (row_parcels.h). Rank 0 adds up what turns have earned.
+inline bool goes_with_rows(Per per, std::string_view name) {
+  return per == Per::kRow || name == "turn_scores";
 }
 
 inline bool is_known(const at::Tensor& column) {

@@ -314,7 +314,7 @@ RolloutBatch PpoWorkers::keep_rows(const RolloutBatch& batch) {
   auto asked = batch.without_columns();
   asked.kept = batch.kept;
   each_column([&](const char* name, Per per, auto member) {
-    if (per != Per::kRow && std::string_view(name) != "turn_scores") asked.*member = batch.*member;
+    if (!goes_with_rows(per, name)) asked.*member = batch.*member;
   });
   return ask_balanced("keep_rows", std::move(asked));
 }

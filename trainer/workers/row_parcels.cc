@@ -63,8 +63,7 @@ std::vector<std::string> KeptRows::keep(std::int64_t answer, RolloutBatch& batch
   std::vector<std::string> names;
   auto kept = batch.without_columns();
   each_column([&](const char* name, Per per, auto member) {
-    const bool decides = per == Per::kRow || std::string_view(name) == "turn_scores";
-    if (decides || !is_known(batch.*member)) return;
+    if (goes_with_rows(per, name) || !is_known(batch.*member)) return;
     names.emplace_back(name);
     kept.*member = std::exchange(batch.*member, {});
   });

@@ -36,8 +36,8 @@ std::vector<RowParcel> plan_parcels(const RolloutBatch& batch,
 // The columns that this rank has made and keeps, by the numbers of their answers.
 class KeptRows {
  public:
-  // Keeps the columns of tokens of an answer, but turn_scores, and takes them out of it. Returns
-  // their names.
+  // Keeps the columns of an answer that do not go with its rows (rollout_columns.h), and takes them
+  // out of it. Returns their names.
   std::vector<std::string> keep(std::int64_t answer, RolloutBatch& batch);
   // Forgets all but these.
   void keep_only(std::span<const std::int64_t> answers);

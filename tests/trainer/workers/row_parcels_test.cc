@@ -70,6 +70,14 @@ TEST(RowParcels, BringEachReceiverItsRowsInItsOrder) {
   }
 }
 
+TEST(KeptRows, LeavesWhatTurnsHaveEarnedToRank0) {
+  auto batch = rows({1, 2});
+  batch.turn_scores = at::ones({3});
+  EXPECT_EQ(KeptRows().keep(1, batch),
+            (std::vector<std::string>{"tokens", "response_mask", "values"}));
+  EXPECT_TRUE(at::equal(batch.turn_scores, at::ones({3})));
+}
+
 TEST(KeptRows, ForgetsAnswersThatNobodyAsksFor) {
   KeptRows kept;
   for (const std::int64_t answer : {1, 2}) {
