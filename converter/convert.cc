@@ -98,9 +98,7 @@ class Conversion {
     const auto planned = plan_conversion(opened_, options_, work.output());
     work.expect(planned.files);
     auto copied = copy(planned);
-    finish_amendment(copied);
-    const auto proved = prove(planned, copied, work.output());
-    require_same_source(opened_, options_);
+    const auto proved = check(planned, copied, work.output());
     std::function<std::vector<fs::path>(const fs::path&)> replaceable;
     if (options_.overwrite) {
       replaceable = [&](const fs::path& old) {
@@ -120,9 +118,7 @@ class Conversion {
     work.expect(planned.files);
     StoreTarget store(opened_.target, work.output(), planned.files, options_.overwrite);
     auto copied = streams_ ? send(planned, store) : copy(planned);
-    finish_amendment(copied);
-    const auto proved = prove(planned, copied, streams_ ? opened_.target : work.output());
-    require_same_source(opened_, options_);
+    const auto proved = check(planned, copied, streams_ ? opened_.target : work.output());
     store.publish();
     const distckpt::InterruptedBy nothing({});  // what is published has its tracker
     if (opened_.format == Format::kTorchDist)
@@ -167,9 +163,7 @@ class Conversion {
     const auto planned = plan_conversion(opened_, options_, work.output());
     require_planned_files(planned);
     auto copied = read(planned, &work);
-    finish_amendment(copied);
-    const auto proved = prove(planned, copied, opened_.target);
-    require_same_source(opened_, options_);
+    const auto proved = check(planned, copied, opened_.target);
     set_tracker(work);
     return report(planned, std::move(copied), proved);
   }
@@ -270,6 +264,14 @@ class Conversion {
     auto report = wait_reporting(executor.submit(planned.copy, *source, sink), stage, progress_);
     source->verify_checksums();
     return report;
+  }
+
+  // All that has to hold before anything is published.
+  Proved check(const PlannedConversion& planned, const Copied& copied, const fs::path& folder) {
+    finish_amendment(copied);
+    const auto proved = prove(planned, copied, folder);
+    require_same_source(opened_, options_);
+    return proved;
   }
 
   // The amended tensors became those that the amendment names.
