@@ -7,6 +7,8 @@ import subprocess
 import tarfile
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 
 loader = importlib.machinery.SourceFileLoader("make_release", str(ROOT / "tools/make_release"))
@@ -23,6 +25,17 @@ def test_a_tarball_does_not_depend_on_order_and_owner():
     with tarfile.open(fileobj=io.BytesIO(one.getvalue())) as archive:
         assert [(member.name, member.mode, member.mtime, member.uid) for member in archive if member.isfile()] == \
             [("ferry/bin/ferry", 0o755, 1000, 0), ("ferry/share/doc/ferry/LICENSE", 0o644, 1000, 0)]
+
+
+@pytest.mark.parametrize("symbols, policy", [("GLIBC_2.17 GLIBC_2.34 GLIBCXX_3.4 GLIBCXX_3.4.29", 34), ("GLIBC_2.34 GLIBCXX_3.4.30 GLIBCXX_3.4.9", 35),
+                                             ("GLIBC_2.38 GLIBCXX_3.4.30", 38), ("GLIBC_2.28 GLIBCXX_3.4.32", 39), ("GLIBC_2.29", 29)])
+def test_a_policy_has_the_libstdcxx_of_a_program(symbols, policy):
+    assert make_release.oldest_policy(symbols) == policy
+
+
+def test_a_libstdcxx_that_no_policy_has_is_named():
+    with pytest.raises(SystemExit, match="GLIBCXX_3.4.99"):
+        make_release.oldest_policy("GLIBC_2.34 GLIBCXX_3.4.99")
 
 
 def test_pythons_are_of_different_versions():
