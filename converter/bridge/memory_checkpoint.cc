@@ -4,7 +4,6 @@
 #include <memory>
 #include <utility>
 
-#include "converter/families/hf_config.h"
 #include "converter/open/hf_opener.h"
 #include "converter/stored/stored.h"
 #include "distckpt/base/error.h"
@@ -35,10 +34,7 @@ bool fits(const distckpt::SafetensorsHeader& header, const Checkpoint& model) {
 
 void adapt_form(const Checkpoint& origin, const Checkpoint& model, HfForm& form) {
   const auto dtype = model.tensors.front().dtype;
-  if (dtype != origin.tensors.front().dtype) {
-    form.contents[std::string(distckpt::kHfConfig)] =
-        with_dtype(form.config_text(), dtype, form.config_source());
-  }
+  if (dtype != origin.tensors.front().dtype) form.set_dtype(dtype);
   const bool keep =
       origin.map.config == model.map.config &&
       std::ranges::all_of(form.headers, [&](const distckpt::SafetensorsHeader& header) {

@@ -173,6 +173,10 @@ void HfForm::quantize(Quantization::Method method, const std::vector<std::string
   index_text.reset();
 }
 
+void HfForm::set_dtype(distckpt::DType dtype) {
+  contents[std::string(distckpt::kHfConfig)] = with_dtype(config_text(), dtype, config_source());
+}
+
 void HfForm::untie_ends() {
   contents[std::string(distckpt::kHfConfig)] = with_untied_ends(config_text(), config_source());
 }

@@ -49,7 +49,9 @@ struct HfForm {
   void leave_quantization();
   // Makes it the form of weights that are quantised so, but for those modules.
   void quantize(Quantization::Method method, const std::vector<std::string>& not_converted);
-  // Says in its config.json that embedding and output layer are two tensors.
+  // Says in its config.json that weights have this dtype.
+  void set_dtype(distckpt::DType dtype);
+  // Likewise that embedding and output layer are two tensors.
   void untie_ends();
   // Makes it the form of a model without prediction layers, likewise.
   void leave_prediction_layers();

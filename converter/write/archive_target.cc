@@ -3,7 +3,6 @@
 #include <map>
 #include <string>
 
-#include "converter/families/hf_config.h"
 #include "converter/stored/sidecar.h"
 #include "distckpt/base/error.h"
 #include "distckpt/formats/archive/shard_store.h"
@@ -39,11 +38,9 @@ class ArchiveTarget : public Target {
 
   void close_sink() override {
     std::map<std::string, std::string> files;
-    for (const auto& [name, file] : sidecar_files(hf_, !dtype_)) files.emplace(name, file.text());
-    if (dtype_) {
-      files[fmt::format("{}/{}", distckpt::kSidecarHf, distckpt::kHfConfig)] =
-          with_dtype(hf_.config_text(), *dtype_, hf_.config_source());
-    }
+    auto form = hf_;
+    if (dtype_) form.set_dtype(*dtype_);
+    for (const auto& [name, file] : sidecar_files(form, !dtype_)) files.emplace(name, file.text());
     store_.finish(files);
   }
 

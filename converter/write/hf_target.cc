@@ -8,7 +8,6 @@
 #include <tuple>
 #include <utility>
 
-#include "converter/families/hf_config.h"
 #include "converter/stored/sidecar.h"
 #include "distckpt/base/error.h"
 #include "distckpt/base/json.h"
@@ -199,14 +198,9 @@ class HfTarget : public FileTarget {
   }
 
   void finish_folder() const override {
-    for (const auto& name : hf_.carried) {
-      if (dtype_ && name == distckpt::kHfConfig) {
-        distckpt::write_text(folder_ / name,
-                             with_dtype(hf_.config_text(), *dtype_, hf_.config_source()));
-      } else {
-        hf_.file(name).copy_to(folder_ / name);
-      }
-    }
+    auto form = hf_;
+    if (dtype_) form.set_dtype(*dtype_);
+    for (const auto& name : form.carried) form.file(name).copy_to(folder_ / name);
     carry_part(hf_, folder_);
     if (index_text_) distckpt::write_text(folder_ / distckpt::kSafetensorsIndex, *index_text_);
   }

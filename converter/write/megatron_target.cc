@@ -120,7 +120,9 @@ class MegatronTarget : public FileTarget {
 
   void finish_folder() const override {
     if (source_.hf) {
-      write_sidecar(folder_, *source_.hf, !options_.dtype, narrow_, source_.map.chosen);
+      auto form = *source_.hf;
+      if (options_.dtype) form.set_dtype(*options_.dtype);
+      write_sidecar(folder_, form, !options_.dtype, narrow_, source_.map.chosen);
     }
     torch_dist_.finish_folder();
     if (!writes_run_config()) return;

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "converter/convert.h"
+#include "distckpt/storage/file_io.h"
 #include "tests/support/models/tiny_model.h"
 #include "tests/support/temp_dir.h"
 
@@ -32,6 +34,19 @@ TEST(MegatronTarget, HasAFileForEachModelParallelRank) {
 
 TEST(MegatronTarget, HasAFileForEachRankOfExperts) {
   EXPECT_EQ(files({.family = "mixtral"}, {.expert_model_parallel_size = 4}).size(), 4U);
+}
+
+TEST(MegatronTarget, TheConfigurationSaysACast) {
+  const support::TempDir dir;
+  support::write_tiny_model({}, dir / "hf", 3);
+  convert({.from = dir / "hf",
+           .to = dir / "megatron",
+           .format = Format::kTorchDist,
+           .dtype = distckpt::DType::kF32});
+  convert({.from = dir / "megatron", .to = dir / "back", .format = Format::kHuggingFace});
+  const auto said = distckpt::read_text(dir / "back/config.json");
+  EXPECT_NE(said.find("\"float32\""), std::string::npos) << said;
+  EXPECT_EQ(said.find("\"bfloat16\""), std::string::npos) << said;
 }
 
 TEST(MegatronTarget, RanksThatKeepTheirNumbersKeepTheirRng) {
