@@ -72,10 +72,10 @@ void add_split(CLI::App& app) {
       ->required()
       ->check(CLI::Range(1, 65536));
   command
-      ->add_option(
-          "--to", flags->form,
-          "Form of the adapter: PEFT's, Megatron-Bridge's (CanonicalLoRA), verl's, or that of "
-          "vLLM and SGLang, with the factors of each expert under names of its own")
+      ->add_option("--to", flags->form,
+                   "Form of the adapter: PEFT's, Megatron-Bridge's, verl's, or that of vLLM and "
+                   "SGLang, with "
+                   "the factors of each expert under names of its own")
       ->check(CLI::IsMember({"peft", "megatron", "verl", "vllm", "sglang"}))
       ->capture_default_str();
   add_layout(*command, options.parallel);

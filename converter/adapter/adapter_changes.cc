@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <string_view>
 
-#include "converter/adapter/lora_settings.h"
+#include "converter/adapter/factors/lora_settings.h"
 #include "converter/adapter/open_adapter.h"
 #include "converter/adapter/peft_changes.h"
 #include "converter/bridge/tensor_stream.h"

@@ -8,7 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "converter/adapter/lora_settings.h"
+#include "converter/adapter/factors/lora_settings.h"
+#include "converter/adapter/target_modules.h"
 #include "distckpt/base/error.h"
 #include "distckpt/base/json.h"
 
@@ -230,28 +231,18 @@ void require_servable(const Adapter& adapter, const ModelMap& base) {
 
 std::string run_config(const Adapter& adapter, const ModelMap& base) {
   require_one_rank_and_alpha(adapter, base, "an adapter of Megatron-Bridge has");
-  const auto rank = adapter.adapted.front().rank;
-  std::set<std::string> modules;
-  bool experts = false;
-  for (const auto& one : adapter.adapted) {
-    const auto& of = base.megatron[one.megatron];
-    experts = experts || of.expert.has_value();
-    auto module = of.key.substr(0, of.key.rfind('.'));
-    module = last_name(module);
-    constexpr std::array<std::string_view, 3> kQkv{"linear_q", "linear_k", "linear_v"};
-    constexpr std::array<std::string_view, 2> kGateUp{"linear_fc1_gate", "linear_fc1_up"};
-    if (one.part != AdaptedParameter::kFused) {
-      const auto part = static_cast<std::size_t>(one.part);
-      module = of.merge == Merge::kQkvGroups ? kQkv.at(part) : kGateUp.at(part);
-    }
-    modules.insert(module);
-  }
+  const bool experts = std::ranges::any_of(adapter.adapted, [&](const auto& one) {
+    return base.megatron[one.megatron].expert.has_value();
+  });
   std::string text = "peft:\n";
   text += fmt::format("  _target_: megatron.bridge.peft.{}\n",
                       adapter.canonical ? "canonical_lora.CanonicalLoRA" : "lora.LoRA");
   text += "  target_modules:\n";
-  for (const auto& module : modules) text += fmt::format("  - {}\n", module);
-  text += fmt::format("  dim: {}\n  alpha: {}\n  dropout: 0.0\n", rank,
+  for (const auto& module : target_modules(adapter, base)) {
+    const auto* const quote = module.starts_with('*') ? "'" : "";
+    text += fmt::format("  - {}{}{}\n", quote, module, quote);
+  }
+  text += fmt::format("  dim: {}\n  alpha: {}\n  dropout: 0.0\n", adapter.adapted.front().rank,
                       as_number(alpha_of(adapter, 0)).dump());
   if (experts) text += "  share_expert_adapters: false\n";
   return text;

@@ -18,7 +18,8 @@ std::string peft_config(const Adapter& adapter, const ModelMap& base, ExpertName
 void require_servable(const Adapter& adapter, const ModelMap& base);
 
 // The section "peft" of Megatron-Bridge's run_config.yaml. Throws Error(kLayout) for an adapter
-// whose modules differ in rank or alpha: LoRA there has one of each.
+// whose modules differ in rank or alpha, since LoRA there has one of each; and as target_modules()
+// does.
 std::string run_config(const Adapter& adapter, const ModelMap& base);
 
 // lora_train_meta.json of verl (verl/utils/checkpoint/fsdp_checkpoint_manager.py).

@@ -12,7 +12,8 @@
 #include "converter/adapter/adapter_files.h"
 #include "converter/adapter/base_names.h"
 #include "converter/adapter/expert_factors.h"
-#include "converter/adapter/lora_settings.h"
+#include "converter/adapter/factors/lora_settings.h"
+#include "converter/adapter/target_modules.h"
 #include "converter/option_check.h"
 #include "converter/write/linked_target.h"
 #include "converter/write/megatron_target.h"
@@ -38,6 +39,7 @@ OpenAdapterOptions opening(const ConvertAdapterOptions& options) {
   return {.megatron_tp = writes_megatron(options)
                              ? std::optional(options.parallel.tensor_model_parallel_size)
                              : std::nullopt,
+          .one_rank = writes_megatron(options) || options.form == AdapterForm::kVllm,
           .alpha = options.alpha};
 }
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "converter/adapter/adapter_map.h"
+#include "converter/adapter/factors/adapter_map.h"
 
 namespace ferry::converter {
 

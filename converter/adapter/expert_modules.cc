@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "converter/adapter/adapter_map.h"
+#include "converter/adapter/factors/adapter_map.h"
 #include "distckpt/base/error.h"
 
 namespace ferry::converter {

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "converter/adapter/lora_settings.h"
+#include "converter/adapter/factors/lora_settings.h"
 #include "converter/families/model_map.h"
 
 namespace ferry::converter {

@@ -7,8 +7,8 @@
 
 #include "converter/adapter/base_names.h"
 #include "converter/adapter/expert_modules.h"
-#include "converter/adapter/lora_settings.h"
-#include "converter/open/formats.h"
+#include "converter/adapter/factors/one_rank.h"
+#include "converter/adapter/factors/peft_tensors.h"
 #include "distckpt/base/error.h"
 #include "distckpt/execute/executor.h"
 #include "distckpt/formats/safetensors.h"
@@ -23,83 +23,6 @@ using distckpt::Digest;
 using distckpt::TensorLayout;
 
 constexpr std::string_view kWeightEnd = ".weight";
-
-// The tensors of an adapter under PEFT's names, wherever they lie, and its settings.
-struct PeftTensors {
-  LoraSettings settings;
-  std::string source{};  // for messages
-  std::string config{};  // of PEFT, if there is one
-  std::string task_type = "CAUSAL_LM";
-  Location location{};
-  distckpt::Layout layout{};
-  std::vector<Replica> replicas{};
-  std::vector<distckpt::ExpectedChecksum> checksums{};
-};
-
-PeftTensors read_peft(const fs::path& folder) {
-  PeftTensors found{.settings = LoraSettings(folder / kAdapterConfig),
-                    .source = (folder / kAdapterWeights).string(),
-                    .location = {.root = folder, .folder = folder}};
-  found.config = found.settings.text();
-  const auto header = distckpt::read_safetensors_header(adapter_weights(folder));
-  distckpt::add_to_layout(header, folder, found.layout);
-  return found;
-}
-
-// The parameters of experts that factors of a whole module change (target_parameters), which the
-// files of ranks do not say: down has its own shape.
-std::string adapted_experts(const distckpt::Layout& layout, const ModelMap& base) {
-  const auto hidden = base.config.hidden_size;
-  const auto columns = base.config.moe_ffn_hidden_size;
-  for (const auto& a : layout.tensors()) {
-    const auto end = a.name.find(".experts.lora_A.");
-    if (end == a.name.npos) continue;
-    auto name = a.name;
-    const auto b = layout.find(name.replace(name.rfind("lora_A"), 6, "lora_B"));
-    const bool down =
-        a.shape.rank() == 2 && a.shape[1] == columns && b && layout.tensor(*b).shape[0] == hidden;
-    return down ? "down_proj" : "gate_up_proj";
-  }
-  return "";
-}
-
-// verl's files of FSDP by rank.
-PeftTensors read_ranks(const Location& location,
-                       const ModelMap& base,
-                       const std::optional<double>& named_alpha) {
-  const auto folder = location.folder.string();
-  auto stored = read_fsdp_adapter(location);
-  const auto record = find_lora_record(location).value_or(LoraRecord{.source = folder});
-  const auto& tensors = stored.layout.tensors();
-  require(!tensors.empty(), ErrorKind::kLayout, "{}: holds no factors of an adapter", folder);
-  const auto alpha = named_alpha ? named_alpha : record.alpha;
-  if (!alpha) {
-    throw Error(ErrorKind::kLayout,
-                fmt::format("{}: no {} says the adapter's alpha", folder, kVerlLoraRecord),
-                "name it with --lora-alpha");
-  }
-  const auto first = std::ranges::find_if(
-      tensors, [](const auto& one) { return one.name.find(".lora_A.") != std::string::npos; });
-  const auto rank = first != tensors.end() && first->shape.rank() == 2 ? first->shape[0] : 0;
-  nlohmann::ordered_json settings{
-      {"peft_type", "LORA"}, {"r", record.rank.value_or(rank)}, {"lora_alpha", *alpha}};
-  if (const auto experts = adapted_experts(stored.layout, base); !experts.empty())
-    settings["target_parameters"] = {experts};
-  PeftTensors found{.settings = LoraSettings(settings.dump(), record.source),
-                    .source = folder,
-                    .task_type = record.task_type,
-                    .location = location,
-                    .layout = std::move(stored.layout),
-                    .replicas = std::move(stored.replicas),
-                    .checksums = std::move(stored.checksums)};
-  for (const auto& tensor : found.layout.tensors()) {
-    require(found.settings.parse_key(tensor.name, folder).is_factor(), ErrorKind::kLayout,
-            "{}: {}: is no factor of a linear layer; of an adapter that ranks saved those alone "
-            "are read",
-            folder, tensor.name);
-  }
-  return found;
-}
 
 // The factors of a module of PEFT's.
 struct FactorEntries {
@@ -130,6 +53,7 @@ class PeftOpener {
     for (const auto& [module, entries] : modules_) take_module(module, entries);
     take_experts();
     take_merged();
+    if (options_.one_rank) raise_to_one_rank(adapter_.adapted, adapter_.scaling);
     auto& checkpoint = adapter_.checkpoint;
     checkpoint.map = make_adapter_map(base_, adapter_.adapted);
     if (adapter_.experts == ExpertNames::kApart) {
@@ -143,7 +67,9 @@ class PeftOpener {
     checkpoint.tensors = checkpoint.map.tensors;
     checkpoint.layout = std::move(stored_.layout);
     checkpoint.checksums = std::move(stored_.checksums);
-    for (std::uint32_t i = 0; i < checkpoint.layout.tensors().size(); ++i) link(i);
+    const auto num_stored = static_cast<std::uint32_t>(checkpoint.layout.tensors().size());
+    for (std::uint32_t i = 0; i < num_stored; ++i) link(i);
+    link_zeros(checkpoint);
     link_replicas(std::move(stored_.replicas), checkpoint.layout, checkpoint.links);
     return std::move(adapter_);
   }
@@ -175,15 +101,21 @@ class PeftOpener {
     }
     require(!modules_.empty() || !kept_.empty(), ErrorKind::kCorrupt, "{}: changes nothing",
             source_);
-    for (const auto& [module, entries] : modules_)
-      require(entries.a != nullptr && entries.b != nullptr, ErrorKind::kCorrupt,
-              "{}: {}: one of two factors is missing", source_, module);
+    for (const auto& [module, entries] : modules_) require_pair(module, entries);
     const auto magnitudes = std::ranges::count_if(kept_, [&](const auto* entry) {
       return settings_.parse_key(entry->name, source_).part == "lora_magnitude_vector";
     });
     require(!settings_.uses_dora() || magnitudes == std::ssize(modules_), ErrorKind::kLayout,
             "{}: use_dora is set, but {} of {} modules have magnitudes", source_, magnitudes,
             modules_.size());
+  }
+
+  void require_pair(const std::string& module, const FactorEntries& entries) const {
+    require(entries.a != nullptr && entries.b != nullptr, ErrorKind::kCorrupt,
+            "{}: {}: one of two factors is missing", source_, module);
+    require(entries.a->shape[0] == entries.b->shape[1], ErrorKind::kCorrupt,
+            "{}: {}: the factors {} and {} have no common rank", source_, entries.module,
+            to_string(entries.a->shape), to_string(entries.b->shape));
   }
 
   // True of the output layer of a model that has none but its embedding.
@@ -244,9 +176,6 @@ class PeftOpener {
     for (const auto* entry : {entries.a, entries.b})
       keep(settings_.parse_key(entry->name, source_), *entry);
     const auto rank = entries.a->shape[0];
-    require(rank == entries.b->shape[1], ErrorKind::kCorrupt,
-            "{}: {}: the factors {} and {} have no common rank", source_, entries.module,
-            to_string(entries.a->shape), to_string(entries.b->shape));
     adapter_.tower.push_back({.prefix = module,
                               .tensor = *found.tensor,
                               .rank = rank,
@@ -329,6 +258,14 @@ class PeftOpener {
              parts[i].module);
       }
     }
+    if (to_megatron) take_missing();
+  }
+
+  void take_missing() {
+    const auto missing = missing_modules(base_, adapter_.adapted);
+    adapter_.adapted.insert(adapter_.adapted.end(), missing.begin(), missing.end());
+    // One that has none of its own: where there are several, the form refuses the adapter.
+    adapter_.scaling.resize(adapter_.adapted.size(), adapter_.scaling.front());
   }
 
   bool share_first_factor(const std::vector<FactorEntries>& parts) {
@@ -376,25 +313,42 @@ class PeftOpener {
     const bool is_copy = copy != checkpoint.map.copies.end();
     const auto model = is_copy ? copy->second : checkpoint.map.index.at(name);
     auto& tensor = checkpoint.tensors[model];
-    require(tensor.shape == stored.shape, ErrorKind::kLayout,
-            "{}: {}: has shape {}, expected {} as the base and the rank say", source_, stored.name,
-            to_string(stored.shape), to_string(tensor.shape));
     if (!is_copy) tensor.dtype = stored.dtype;
-    auto& made = checkpoint.links.links.emplace_back(BoxLink::whole(model, index, stored.shape));
-    if (is_copy) made.copy = ++num_copies_[model];
+    auto whole = BoxLink::whole(model, index, tensor.shape);
+    if (is_copy) whole.copy = ++num_copies_[model];
+    const int dim = key.part == "lora_A" ? 0 : 1;
+    const bool together = tensor.name.find(".experts.") != tensor.name.npos;
+    link_factor(whole, dim, together ? base_.config.num_moe_experts : 1);
+  }
+
+  // Links a whole factor, or, where it has a lower rank than its tensor, what is there and zeros.
+  // Each expert's rows of A end in zeros; columns of all experts' B take turns, and end in the
+  // zeros of all.
+  void link_factor(const BoxLink& whole, int dim, std::int64_t experts) {
+    auto& checkpoint = adapter_.checkpoint;
+    const auto& stored = checkpoint.layout.tensor(whole.stored);
+    const auto expected = whole.stored_box.size;
+    auto padded = stored.shape;
+    const bool lower = options_.one_rank && padded.rank() == 2 && padded[dim] < expected[dim] &&
+                       padded[dim] % experts == 0;
+    if (lower) padded[dim] = expected[dim];
+    require(padded == expected, ErrorKind::kLayout,
+            "{}: {}: has shape {}, expected {} as the base and the rank say", source_, stored.name,
+            to_string(stored.shape), to_string(expected));
+    if (lower) return link_beside_zeros(checkpoint, whole, dim, dim == 0 ? experts : 1);
+    checkpoint.links.links.push_back(whole);
   }
 
   void link_expert(std::uint32_t index, const StoredFactor& factor) {
     auto& checkpoint = adapter_.checkpoint;
     const auto& stored = checkpoint.layout.tensor(index);
-    require(stored.shape == factor.shape, ErrorKind::kLayout,
-            "{}: {}: has shape {}, expected {} as the base and the rank say", source_, stored.name,
-            to_string(stored.shape), to_string(factor.shape));
     const auto dtype = dtypes_.emplace(factor.link.model, stored.dtype).first->second;
     require(dtype == stored.dtype, ErrorKind::kLayout, "{}: {}: is {}, that of another expert {}",
             source_, stored.name, short_name(stored.dtype), short_name(dtype));
     checkpoint.tensors[factor.link.model].dtype = dtype;
-    checkpoint.links.links.emplace_back(factor.link).stored = index;
+    auto whole = factor.link;
+    whole.stored = index;
+    link_factor(whole, factor.link.axes.empty() ? 0 : 1, 1);
   }
 
   const ModelMap& base_;

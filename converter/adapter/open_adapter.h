@@ -51,6 +51,8 @@ struct OpenAdapterOptions {
   // their first factor, and gate and up likewise, else canonical as these many ranks save it.
   // Default: that form is not wanted.
   std::optional<int> megatron_tp{};
+  // The largest rank for all where the factors of all products are equal: lower ones get zeros.
+  bool one_rank = false;
   std::optional<double> alpha{};  // of an adapter of Megatron-Bridge or FSDP by rank; default: its
                                   // own, where a file beside it says that
 };

@@ -4,7 +4,7 @@
 #include <set>
 #include <utility>
 
-#include "converter/adapter/lora_settings.h"
+#include "converter/adapter/factors/lora_settings.h"
 #include "converter/adapter/open_adapter.h"
 #include "converter/families/megatron_links.h"
 #include "converter/write/run_config.h"

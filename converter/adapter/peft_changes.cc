@@ -7,10 +7,10 @@
 #include <string_view>
 #include <utility>
 
-#include "converter/adapter/adapter_map.h"
 #include "converter/adapter/base_names.h"
 #include "converter/adapter/expert_modules.h"
-#include "converter/adapter/lora_settings.h"
+#include "converter/adapter/factors/adapter_map.h"
+#include "converter/adapter/factors/lora_settings.h"
 #include "distckpt/base/error.h"
 
 namespace ferry::converter {

@@ -11,6 +11,7 @@
 #include <tuple>
 #include <utility>
 
+#include "converter/adapter/factors/one_rank.h"
 #include "converter/adapter/loops/truncated_svd.h"
 #include "converter/bridge/tensor_stream.h"
 #include "converter/delta/spool.h"
@@ -169,6 +170,7 @@ class AdapterSplit {
     for (const auto& unit : units_) total_ += bytes_of(unit);
     split_all(*spool, progress);
     keep_whole_layers_of_experts();
+    if (options_.form == AdapterForm::kMegatron) add_missing_modules();
     require(!report_.tensors.empty(), ErrorKind::kUsage,
             "{} and {} do not differ{}: there is no {}", options_.base.string(),
             options_.tuned.string(),
@@ -251,8 +253,7 @@ class AdapterSplit {
     if (is_prediction_tensor(base_->map.config, base_->map.tensors[merged.front()].name))
       return false;
     if (of.vocabulary && of.key != models::kOutputLayerKey) return false;
-    if (of.key.find(".router.") != std::string::npos)
-      return options_.form != AdapterForm::kMegatron;
+    if (of.key.find(".router.") != std::string::npos) return true;
     if (of.expert) return base_->map.tensors[merged.front()].shape.rank() == 2;
     return merged.size() == 1 || of.merge == Merge::kQkvGroups || of.merge == Merge::kGateUp;
   }
@@ -380,9 +381,18 @@ class AdapterSplit {
     }
   }
 
+  void add_missing_modules() {
+    std::vector<AdaptedParameter> adapted;
+    for (const auto& one : factors_) adapted.push_back(one.adapted);
+    for (const auto& missing : missing_modules(base_->map, adapted))
+      factors_.push_back({.adapted = missing});
+  }
+
   // The factors as a source: under the keys of Megatron-Bridge's canonical form, saved by one rank.
   Adapter make_adapter(const std::shared_ptr<const Spool>& spool) const {
-    Adapter adapter{.canonical = true};
+    Adapter adapter{.canonical = std::ranges::any_of(factors_, [](const SplitFactors& one) {
+                      return one.adapted.part != AdaptedParameter::kFused;
+                    })};
     auto& checkpoint = adapter.checkpoint;
     checkpoint.location = tuned_->location;
     checkpoint.megatron_names = true;

@@ -51,7 +51,7 @@ struct SplitReport {
 // Both are read once, side by side; in memory are one pair of weights, their difference in fp32,
 // and the staging buffers. The product's factor is 1 (alpha is the rank). Publishes the target
 // atomically, or nothing. Throws Error(kLayout) for two models, and naming a tensor that differs
-// and that no adapter of this form changes (a norm, a bias, an embedding, a router); Error(kUsage)
+// and that no adapter of this form changes (a norm, a bias, an embedding); Error(kUsage)
 // where nothing differs or something is at the target.
 SplitReport split_adapter(const SplitOptions& options, const ProgressFunction& progress = {});
 

@@ -178,6 +178,8 @@ def install_te_stub(version="2.6.0"):
                 y = y.contiguous(); dist.all_reduce(y, group=self.tp_group)
             if self.use_bias and not self.return_bias:
                 y = y + self.bias
+            if getattr(self, "return_layernorm_output", False):
+                return (y, self.bias, x) if self.return_bias else (y, x)
             return (y, self.bias) if self.return_bias else y
 
     class LayerNormLinear(Linear):
@@ -185,6 +187,7 @@ def install_te_stub(version="2.6.0"):
                      return_layernorm_output=False, **kw):
             self._a = (eps, normalization, zero_centered_gamma)
             super().__init__(in_features, out_features, **kw)
+            self.return_layernorm_output = return_layernorm_output
         def __setattr__(self, k, v):
             if k == "_a": object.__setattr__(self, k, v)
             else: super().__setattr__(k, v)
@@ -205,6 +208,7 @@ def install_te_stub(version="2.6.0"):
             self.num_gemms, self.use_bias, self.return_bias = num_gemms, bias, return_bias
             o = out_features // tp_size if parallel_mode == "column" else out_features
             i = in_features // tp_size if parallel_mode == "row" else in_features
+            self.in_features, self.out_features = i, o
             for g in range(num_gemms):
                 self.register_parameter(f"weight{g}", nn.Parameter(torch.zeros(o, i, dtype=params_dtype)))
                 if bias:

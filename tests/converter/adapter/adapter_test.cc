@@ -1,6 +1,7 @@
 // Adapters there and back: split out of two checkpoints, converted between forms, merged again.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
@@ -9,7 +10,7 @@
 
 #include "converter/adapter/adapter_changes.h"
 #include "converter/adapter/convert_adapter.h"
-#include "converter/adapter/lora_settings.h"
+#include "converter/adapter/factors/lora_settings.h"
 #include "converter/adapter/merge_adapter.h"
 #include "converter/adapter/split_adapter.h"
 #include "converter/open/checkpoint.h"
@@ -118,14 +119,41 @@ TEST_F(AdapterTest, ComesBackFromMegatronBridgesFormByteForByte) {
   EXPECT_EQ(back.source_form, AdapterForm::kMegatron);
   const auto base = open(dir_ / "base");
   const AdapterChanges before(dir_ / "adapter", base, {}), after(dir_ / "back", base, {});
-  ASSERT_EQ(after.tensors().size(), before.tensors().size());
-  for (const auto& tensor : before.tensors()) {
-    for (const auto& found : after.tensors()) {
-      if (found.tensor != tensor.tensor) continue;
-      EXPECT_EQ(found.scaling, tensor.scaling) << tensor.tensor;
-      EXPECT_EQ(after.load(found).left, before.load(tensor).left) << tensor.tensor;
-      EXPECT_EQ(after.load(found).right, before.load(tensor).right) << tensor.tensor;
+  // Query, key, value, gate and up of both layers: what was not adapted has zeros.
+  ASSERT_EQ(before.tensors().size(), 2U);
+  ASSERT_EQ(after.tensors().size(), 10U);
+  std::size_t num_zeros = 0;
+  for (const auto& found : after.tensors()) {
+    const auto tensor = std::ranges::find(before.tensors(), found.tensor, &AdaptedTensor::tensor);
+    if (tensor == before.tensors().end()) {
+      const auto factors = after.load(found);
+      EXPECT_EQ(std::ranges::count(factors.left, 0.0F), std::ssize(factors.left)) << found.tensor;
+      EXPECT_EQ(std::ranges::count(factors.right, 0.0F), std::ssize(factors.right));
+      ++num_zeros;
+      continue;
     }
+    EXPECT_EQ(found.scaling, tensor->scaling) << found.tensor;
+    EXPECT_EQ(after.load(found).left, before.load(*tensor).left) << found.tensor;
+    EXPECT_EQ(after.load(found).right, before.load(*tensor).right) << found.tensor;
+  }
+  EXPECT_EQ(num_zeros, 8U);
+}
+
+TEST_F(AdapterTest, IsMergedAlikeWithZerosUpToOneRank) {
+  auto deeper = random_factors("model.layers.0.self_attn.o_proj", 16, 16, 5);
+  deeper.rank = 4;
+  deeper.right = small_integers(64, 5);
+  deeper.left = small_integers(64, 6);
+  write_peft(dir_ / "adapter", {random_factors("model.layers.1.mlp.up_proj", 24, 16, 1), deeper},
+             R"(, "rank_pattern": {"o_proj": 4}, "alpha_pattern": {"o_proj": 8})");
+  merge("adapter", "merged");
+  for (const auto form : {AdapterForm::kMegatron, AdapterForm::kVllm}) {
+    const auto name = form == AdapterForm::kVllm ? "vllm" : "megatron";
+    convert_adapter(
+        {.from = dir_ / "adapter", .to = dir_ / name, .base = dir_ / "base", .form = form});
+    merge(name, fmt::format("merged_{}", name));
+    EXPECT_TRUE(verify({.left = dir_ / "merged", .right = dir_ / fmt::format("merged_{}", name)})
+                    .identical());
   }
 }
 

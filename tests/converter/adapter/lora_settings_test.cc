@@ -1,4 +1,4 @@
-#include "converter/adapter/lora_settings.h"
+#include "converter/adapter/factors/lora_settings.h"
 
 #include <gtest/gtest.h>
 

@@ -83,7 +83,7 @@ TEST_F(OpenAdapter, IsFusedForMegatronWhereFirstFactorsAreShared) {
   write_peft(dir_ / "adapter", attention(true));
   const auto fused = opened("adapter", {.megatron_tp = 2});
   EXPECT_FALSE(fused.canonical);
-  ASSERT_EQ(fused.adapted.size(), 1U);
+  ASSERT_EQ(fused.adapted.size(), 2U);
   EXPECT_EQ(fused.adapted[0].part, AdaptedParameter::kFused);
   EXPECT_EQ(fused.adapted[0].tp, 2);
   EXPECT_TRUE(opened().canonical);  // of another target each keeps its own
@@ -93,7 +93,51 @@ TEST_F(OpenAdapter, IsCanonicalForMegatronWhereFirstFactorsDiffer) {
   write_peft(dir_ / "adapter", attention(false));
   const auto adapter = opened("adapter", {.megatron_tp = 2});
   EXPECT_TRUE(adapter.canonical);
-  EXPECT_EQ(adapter.adapted.size(), 3U);
+  EXPECT_EQ(adapter.adapted.size(), 6U);
+}
+
+// Ranks 2 and 4 of query and output.
+std::vector<Factors> of_two_ranks() {
+  auto output = random_factors(kAttention + "o_proj", 16, 16, 3);
+  output.rank = 4;
+  output.right = peft_files::small_integers(64, 3);
+  output.left = peft_files::small_integers(64, 4);
+  return {random_factors(kAttention + "q_proj", 16, 16, 1), output};
+}
+
+std::vector<std::int64_t> ranks_of(const Adapter& adapter) {
+  std::vector<std::int64_t> ranks;
+  for (const auto& one : adapter.adapted) ranks.push_back(one.rank);
+  return ranks;
+}
+
+TEST_F(OpenAdapter, HasOneRankWhereFactorsAreEqual) {
+  write_peft(dir_ / "adapter", of_two_ranks(),
+             R"(, "rank_pattern": {"o_proj": 4}, "alpha_pattern": {"o_proj": 8})");
+  EXPECT_EQ(ranks_of(opened()), (std::vector<std::int64_t>{2, 4}));
+  EXPECT_EQ(ranks_of(opened("adapter", {.one_rank = true})), (std::vector<std::int64_t>{4, 4}));
+}
+
+TEST_F(OpenAdapter, KeepsRanksWhereFactorsDiffer) {
+  write_peft(dir_ / "adapter", of_two_ranks(), R"(, "rank_pattern": {"o_proj": 4})");
+  EXPECT_EQ(ranks_of(opened("adapter", {.one_rank = true})), (std::vector<std::int64_t>{2, 4}));
+}
+
+TEST_F(OpenAdapter, NamesFactorsOfTwoRanks) {
+  auto tensors = tensors_of(of_two_ranks());
+  auto& right = tensors.front();  // of the query, whose other factor has rank 2
+  right = stored_tensor(right.name, {1, 16}, peft_files::small_integers(16, 1));
+  write_files(dir_ / "adapter", tensors, 2, R"(, "rank_pattern": {"o_proj": 4})");
+  EXPECT_TRUE(refuses(ErrorKind::kCorrupt, {"q_proj", "[1, 16]", "[16, 2]", "no common rank"},
+                      {.one_rank = true}));
+}
+
+TEST_F(OpenAdapter, HasAllOfAModuleInAllLayersForMegatron) {
+  write_peft(dir_ / "adapter", {random_factors(kAttention + "q_proj", 16, 16, 1)});
+  const auto adapter = opened("adapter", {.megatron_tp = 1});
+  EXPECT_EQ(adapter.adapted.size(), 3U * static_cast<std::size_t>(base_.map.config.num_layers));
+  EXPECT_EQ(adapter.scaling.size(), adapter.adapted.size());
+  EXPECT_EQ(opened().adapted.size(), 1U);
 }
 
 TEST_F(OpenAdapter, FindsVerlsInAFolderOfACheckpoint) {
@@ -182,7 +226,7 @@ TEST_F(OpenMegatronAdapter, ReadsItsAlphaBesideIt) {
   const auto adapter = opened();
   EXPECT_EQ(adapter.form, AdapterForm::kMegatron);
   EXPECT_FALSE(adapter.canonical);
-  ASSERT_EQ(adapter.adapted.size(), 1U);
+  ASSERT_EQ(adapter.adapted.size(), 2U);
   EXPECT_EQ(adapter.adapted[0].part, AdaptedParameter::kFused);
   EXPECT_EQ(adapter.scaling[0], 2.0F);
   EXPECT_TRUE(adapter.checkpoint.megatron_names);
@@ -192,7 +236,7 @@ TEST_F(OpenMegatronAdapter, KnowsTheRanksThatSavedCanonicalFactors) {
   write(attention(false), 2);
   const auto adapter = opened();
   EXPECT_TRUE(adapter.canonical);
-  ASSERT_EQ(adapter.adapted.size(), 3U);
+  ASSERT_EQ(adapter.adapted.size(), 6U);
   EXPECT_EQ(adapter.adapted[0].tp, 2);
 }
 
@@ -202,7 +246,7 @@ TEST_F(OpenMegatronAdapter, KnowsTheRanksThatSavedTwoHalvesOfGateEach) {
         2);
   const auto adapter = opened();
   EXPECT_TRUE(adapter.canonical);
-  ASSERT_EQ(adapter.adapted.size(), 2U);
+  ASSERT_EQ(adapter.adapted.size(), 4U);
   EXPECT_EQ(adapter.adapted[0].tp, 2);
   EXPECT_EQ(adapter.adapted[1].tp, 2);
 }

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "converter/adapter/lora_settings.h"
+#include "converter/adapter/factors/lora_settings.h"
 #include "tests/support/safetensors_file.h"
 
 namespace ferry::converter::peft_files {

@@ -8,7 +8,7 @@
 #include <string>
 #include <utility>
 
-#include "converter/adapter/adapter_map.h"
+#include "converter/adapter/factors/adapter_map.h"
 #include "converter/families/hf_config.h"
 #include "converter/families/model_map.h"
 #include "models/spec/sharding.h"

@@ -93,7 +93,14 @@ def test_all_linear_is_merged_with_its_routers(name, work):
         run_ok("convert", work / "verl", work / "peft", "--base", work / "base", "--to", "peft")
         loaded = peft.PeftModel.from_pretrained(load(model_class, work / "base"), work / "peft").merge_and_unload().state_dict()
         assert all(torch.equal(loaded[name], tensor) for name, tensor in want.items())
-        refuse("convert", work / "adapter", work / "mb", "--base", work / "base", "--to", "megatron", words=["one rank and one alpha"])
+        for form in ("megatron", "vllm"):  # of one rank, with zeros: no product changes
+            run_ok("convert", work / "adapter", work / form, "--base", work / "base", "--to", form)
+            run_ok("merge", work / "base", work / form, work / f"merged_{form}")
+            assert tree(work / f"merged_{form}") == tree(work / "merged")
+        shapes = {tensor.shape[0] for key, tensor in load_file(work / "vllm" / WEIGHTS).items() if "lora_A" in key}
+        assert shapes == {6} and json.loads((work / "vllm/adapter_config.json").read_text())["r"] == 6
+        loaded = peft.PeftModel.from_pretrained(load(model_class, work / "base"), work / "vllm").merge_and_unload().state_dict()
+        require_same(loaded, want)
 
 
 @pytest.mark.parametrize("name, router", [("qwen2_moe", "gate"), ("gpt_oss", "router"), ("qwen3_vl_moe", "gate")])
@@ -130,7 +137,10 @@ def test_what_is_split_of_a_model_with_experts_is_what_peft_loads(name, work):
     loaded = peft.PeftModel.from_pretrained(load(model_class, work / "base"), work / "found").merge_and_unload().state_dict()
     for key, tensor in load(model_class, work / "tuned").state_dict().items():
         torch.testing.assert_close(loaded[key], tensor, rtol=1e-5, atol=1e-5, msg=key)
-    refuse("split", work / "base", work / "tuned", work / "mb", "--rank", "2", "--to", "megatron", words=["gate.weight", "no weight of a linear layer"])
+    run_ok("split", work / "base", work / "tuned", work / "mb", "--rank", "2", "--to", "megatron", "--tp", "2")
+    run_ok("merge", work / "base", work / "found", work / "merged")
+    run_ok("merge", work / "base", work / "mb", work / "merged_mb")
+    assert tree(work / "merged_mb") == tree(work / "merged")
 
 
 @pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss"])

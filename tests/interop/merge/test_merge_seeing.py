@@ -82,7 +82,7 @@ def test_a_tower_is_merged_and_converted_with_the_language_model(name, work):
 @pytest.mark.parametrize("name", FILES)
 def test_peft_loads_what_is_split_and_what_comes_back(name, work):
     make_base(name, work / "base")
-    make_adapter(name, work / "base", work / "adapter", r".*language_model.*\.(q_proj|k_proj|v_proj|gate_proj|down_proj)")
+    make_adapter(name, work / "base", work / "adapter", r".*language_model.*\.(q_proj|k_proj|v_proj|gate_proj|up_proj|down_proj)")
     want = merged_by_peft(name, work / "base", work / "adapter")
     run_ok("merge", work / "base", work / "adapter", work / "tuned")
     run_ok("split", work / "base", work / "tuned", work / "found", "--rank", "4")

@@ -90,14 +90,14 @@ def adapter(work):
     generator = np.random.default_rng(3)
     shapes = llama_shapes(CONFIG)
     tensors = {}
-    for name, (rows, columns) in ((name, shape) for name, shape in shapes.items() if "q_proj" in name):
+    for name, (rows, columns) in ((name, shape) for name, shape in shapes.items() if "o_proj" in name):
         prefix = f"base_model.model.{name.removesuffix('.weight')}"
         for part, shape in (("lora_A", [2, columns]), ("lora_B", [rows, 2])):
             tensors[f"{prefix}.{part}.weight"] = ("F32", shape, generator.standard_normal(shape).astype("<f4").tobytes())
     folder = work / "adapter"
     folder.mkdir()
     (folder / "adapter_model.safetensors").write_bytes(safetensors_bytes(tensors))
-    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"]}))
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["o_proj"]}))
     return folder
 
 

@@ -1,4 +1,4 @@
-#include "converter/adapter/adapter_map.h"
+#include "converter/adapter/factors/adapter_map.h"
 
 #include <algorithm>
 #include <array>
@@ -6,7 +6,7 @@
 #include <set>
 #include <utility>
 
-#include "converter/adapter/lora_settings.h"
+#include "converter/adapter/factors/lora_settings.h"
 #include "distckpt/base/error.h"
 
 namespace ferry::converter {
