@@ -39,18 +39,16 @@ inline PyObject* checked(PyObject* object) {
 // The thread of Python that called, which has given the lock away.
 class Caller {
  public:
+  virtual ~Caller() = default;
   // Runs `body`, which must not throw, in that thread, with the lock.
   virtual bool with_gil(const std::function<bool()>& body) = 0;
-
- protected:
-  ~Caller() = default;
 };
 
 // Lets other threads of Python run while it lives.
 class WithoutGil final : public Caller {
  public:
   WithoutGil() : state_(PyEval_SaveThread()) {}
-  ~WithoutGil();
+  ~WithoutGil() override;
   WithoutGil(const WithoutGil&) = delete;
   WithoutGil& operator=(const WithoutGil&) = delete;
 

@@ -88,13 +88,13 @@ struct Exported {
 
 template <typename Managed>
 PyObject* export_as(const char* name,
-                    std::shared_ptr<std::byte> memory,
+                    const std::shared_ptr<std::byte>& memory,
                     distckpt::DType dtype,
-                    std::vector<std::int64_t> shape,
+                    const std::vector<std::int64_t>& shape,
                     std::uint64_t flags) {
   auto out = std::make_unique<Exported<Managed>>();
-  out->memory = std::move(memory);
-  out->shape = std::move(shape);
+  out->memory = memory;
+  out->shape = shape;
   out->strides.assign(out->shape.size(), 1);
   for (std::size_t d = out->shape.size(); d-- > 1;)
     out->strides[d - 1] = out->strides[d] * out->shape[d];
@@ -116,7 +116,7 @@ PyObject* export_as(const char* name,
     managed->deleter(managed);
   });
   if (capsule == nullptr) throw PythonError();
-  out.release();
+  (void)out.release();
   return capsule;
 }
 

@@ -44,7 +44,7 @@ class ChecksumsToRead : public testing::Test {
   }
 
   static std::vector<ShardedTensor> held_by(int rank, int num_ranks) {
-    const auto rows = 4 / num_ranks;
+    const auto rows = std::int64_t{4} / num_ranks;
     return {{.key = "split",
              .local_shape = {rows, 2},
              .global_shape = {4, 2},
