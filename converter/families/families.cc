@@ -1,6 +1,7 @@
 #include "converter/families/families.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -97,6 +98,15 @@ const Family& family_of(std::string_view model_type) {
                                    .passes_through = true};
   const auto* found = known_family(model_type);
   return found != nullptr ? *found : kUnknown;
+}
+
+const Family& family_of(std::string_view model_type, const nlohmann::json* architectures) {
+  const auto* found = find_if([&](const Family& family) {
+    return !family.architecture.empty() && family.shared_model_type == model_type &&
+           architectures != nullptr && architectures->is_array() &&
+           std::ranges::find(*architectures, family.architecture) != architectures->end();
+  });
+  return found != nullptr ? *found : family_of(model_type);
 }
 
 std::string module_name(const Family& family, std::string_view file_name) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -22,6 +23,9 @@ const Family& find_family(std::string_view model_type);
 
 // The same, and for other names the family of models of which nothing is known: it passes through.
 const Family& family_of(std::string_view model_type);
+// The same by what a config.json says; families share a model_type where `architectures` (null if
+// it has none) tells them apart.
+const Family& family_of(std::string_view model_type, const nlohmann::json* architectures);
 
 // The name in transformers of a module or parameter that has this one in files.
 std::string module_name(const Family& family, std::string_view file_name);

@@ -117,6 +117,10 @@ enum class HeadClasses : std::uint8_t {
 
 struct Family {
   std::string_view model_type{};  // of config.json
+  // Another word for it in files of this class, the one that `architectures` name. Models of other
+  // classes have that word, too.
+  std::string_view shared_model_type{};
+  std::string_view architecture{};
   const HfNames* names = nullptr;
   // The object in config.json that describes the language model; all of the file if it has none.
   std::string_view config_key{};

@@ -187,7 +187,7 @@ struct Description {
 
 Description find_description(const ConfigFields& all) {
   const auto type = distckpt::json_string(all.required("model_type"), "model_type", all.source());
-  const auto* const family = &family_of(type);
+  const auto* const family = &family_of(type, all.find("architectures"));
   const auto& key = family->config_key;
   const bool nested = !key.empty() && all.find(key) != nullptr;
   return {.family = family, .member = nested ? std::string(key) : ""};

@@ -140,9 +140,11 @@ std::int64_t parse_group_size(const ConfigFields& how, std::string_view type) {
 
 // The tensors of such a model are carried, whatever stands in them.
 bool passes_through(const nlohmann::json& config) {
-  const auto model_type = config.find("model_type");
-  if (model_type == config.end() || !model_type->is_string()) return false;
-  return family_of(model_type->get_ref<const std::string&>()).passes_through;
+  const ConfigFields all(config, "config.json");
+  const auto* const model_type = all.find("model_type");
+  if (model_type == nullptr || !model_type->is_string()) return false;
+  return family_of(model_type->get_ref<const std::string&>(), all.find("architectures"))
+      .passes_through;
 }
 
 Quantization packed(const PackedWeight& weight, std::int64_t group_size) {

@@ -1,5 +1,5 @@
 // Ling 2 (BailingMoeV2): DeepSeek's experts, attention by query groups with query, key and value in
-// one tensor, names of its own.
+// one tensor, names of its own. It is published with the model_type of Ling 1.
 #include "converter/families/family.h"
 #include "distckpt/base/error.h"
 
@@ -74,6 +74,8 @@ constexpr BridgeModel kBailingProvider{
 
 constexpr Family kBailing[] = {
     {.model_type = "bailing_moe_v2",
+     .shared_model_type = "bailing_moe",
+     .architecture = "BailingMoeV2ForCausalLM",
      .names = &kBailingNames,
      .turns_in_part = true,
      .traits = {.not_computed = "a rounding of experts' results of their own"},

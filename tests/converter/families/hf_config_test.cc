@@ -312,6 +312,19 @@ TEST(HfConfig, KeepsTheNameOfAModelThatIsNotKnown) {
   EXPECT_TRUE(family_of(config.family).passes_through);
 }
 
+// Ling 2 is published with the model_type of Ling 1.
+TEST(HfConfig, TellsLing2FromLing1ByItsClass) {
+  const std::string_view experts = R"("num_experts": 8, "moe_intermediate_size": 16)";
+  const auto parse_class = [&](std::string_view name) {
+    return parse(fmt::format(R"({}, "architectures": ["{}"])", experts, name), "bailing_moe");
+  };
+  const auto ling = parse_class("BailingMoeV2ForCausalLM");
+  EXPECT_EQ(ling.family, "bailing_moe_v2");
+  EXPECT_EQ(ling, parse(experts, "bailing_moe_v2"));
+  EXPECT_EQ(parse_class("BailingMoeForCausalLM").family, "bailing_moe");
+  EXPECT_EQ(parse(experts, "bailing_moe").family, "bailing_moe");
+}
+
 TEST(HfConfig, RefusesWhatItDoesNotUnderstand) {
   EXPECT_TRUE(
       fails(ErrorKind::kLayout, {"quantised"}, [] { parse(R"("quantization_config": {})"); }));

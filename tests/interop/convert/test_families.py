@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from support import DATA, FERRY, HERE, PEERS, iteration_folder, refuse, run_ok, tree
+from support import DATA, FERRY, HERE, PEERS, iteration_folder, refuse, refuse_to_convert, run_ok, tree
 from tiny_models import load_hf_sd
 from weight_mapping import arch_of, describe, hf_to_megatron
 
@@ -28,6 +28,7 @@ ALIASES = {  # another model_type with the tensors of a family, and what its con
     "ministral3": ("llama", {"architectures": ["Ministral3ForCausalLM"]}),
     "kimi_k2": ("deepseek_v3", {"architectures": ["DeepseekV3ForCausalLM"], "scoring_func": "sigmoid", "topk_method": "noaux_tc"}),
     "deepseek_v32": ("glm_moe_dsa", {"architectures": ["DeepseekV32ForCausalLM"]}),
+    "bailing_moe": ("bailing_moe_v2", {}),  # as Ling 2 is published
 }
 NOT_COMPUTED = {"glm_moe_dsa": "sparse attention", "bailing_moe_v2": "experts' results"}
 
@@ -97,6 +98,14 @@ def test_no_two_tensors_of_a_layer_have_the_same_bytes(read):
         if name in FAMILIES:
             digests = [t[2] for t in tensors.values()]
             assert len(set(digests)) == len(digests), name
+
+
+def test_ling_1_is_not_taken_for_ling_2(work):
+    """Both call themselves bailing_moe, and their classes differ."""
+    shutil.copytree(DATA / "hf_bailing_moe_v2/hf", work / "hf")
+    config = json.loads((work / "hf/config.json").read_text())
+    (work / "hf/config.json").write_text(json.dumps({**config, "model_type": "bailing_moe", "architectures": ["BailingMoeForCausalLM"]}))
+    refuse_to_convert(work, work / "hf", 'the model_type "bailing_moe" is not known')
 
 
 @pytest.mark.skipif(not (FERRY.parent / "ferry-torch").exists(), reason="this build has no models: configure it with -Dtorch_root")
