@@ -102,6 +102,7 @@ struct PredictionCount {
                                              // such layers has none
   std::int64_t unsaid = 0;                   // the number where none of them is there
   std::int64_t limit = kMaxLayers;
+  std::string_view flag{};  // where this member is false there are none, whatever their number
   // Tensors whose names begin so are those layers', which transformers leaves out and which have no
   // counterparts here: they travel beside a model that has none.
   std::span<const std::string_view> carried{};

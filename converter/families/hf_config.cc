@@ -220,7 +220,7 @@ void add_defaults(const Family& family, json& described) {
 }
 
 std::int64_t read_prediction_layers(const ConfigFields& fields, const PredictionCount& count) {
-  if (!count.carried.empty()) return 0;
+  if (!count.flag.empty() && !fields.flag(count.flag, true)) return 0;
   for (const auto key : count.keys) {
     if (fields.find(key) != nullptr) return fields.count(key, count.unsaid, count.limit);
   }
@@ -319,7 +319,8 @@ TransformerConfig parse_hf_config(std::string_view text, std::string_view source
   parse_rope(fields, words, config);
 
   config.untie_embeddings_and_output_weights = !all.flag("tie_word_embeddings", family->tied);
-  config.mtp_num_layers = read_prediction_layers(fields, family->prediction);
+  if (!family->names->prediction.empty())
+    config.mtp_num_layers = read_prediction_layers(fields, family->prediction);
   words.configure(fields, config);
   if (family->configure_vision != nullptr) family->configure_vision(all, config);
   if (std::ranges::none_of(config.moe_layer_freq, std::identity())) drop_experts(config);
@@ -356,6 +357,16 @@ const char* class_ending(Head head) {
 
 }  // namespace
 
+std::int64_t named_prediction_layers(std::string_view text, std::string_view source) {
+  const auto object = distckpt::parse_python_json(text, source);
+  const ConfigFields all(object, std::string(source));
+  const auto [family, member] = find_description(all);
+  if (family->passes_through) return 0;
+  return read_prediction_layers(
+      ConfigFields(member.empty() ? object : all.required(member), std::string(source)),
+      family->prediction);
+}
+
 std::string without_prediction_layers(std::string_view text, std::string_view source) {
   auto object = distckpt::parse_ordered_python_json(text, source);
   const auto unordered = distckpt::parse_python_json(text, source);
@@ -368,6 +379,8 @@ std::string without_prediction_layers(std::string_view text, std::string_view so
   for (const auto key : keys) {
     if (is_there(key)) described[std::string(key)] = 0;
   }
+  const auto flag = family->prediction.flag;
+  if (!flag.empty() && is_there(flag)) described[std::string(flag)] = false;
   return distckpt::python_json(object, 2) + "\n";
 }
 

@@ -15,6 +15,10 @@ namespace ferry::converter {
 // `source` names the file in messages. Throws Error(kCorrupt | kLayout).
 models::TransformerConfig parse_hf_config(std::string_view text, std::string_view source);
 
+// The number of prediction layers that it names, those included that have no counterparts here. 0
+// of a model that passes through.
+std::int64_t named_prediction_layers(std::string_view text, std::string_view source);
+
 // The same text of a model without prediction layers.
 std::string without_prediction_layers(std::string_view text, std::string_view source);
 

@@ -121,10 +121,10 @@ std::string why_not_in_layer(const ModelMap& map, std::int64_t layer, std::strin
   const auto& names = *map.family->names;
   const auto num_layers = config.num_layers + config.mtp_num_layers;
   if (layer >= num_layers) {
-    const auto& keys = map.family->prediction.keys;
-    const auto prediction = keys.empty() ? ""
-                                         : fmt::format(" and {} of prediction ({})",
-                                                       config.mtp_num_layers, keys.front());
+    const auto prediction = names.prediction.empty()
+                                ? ""
+                                : fmt::format(" and {} of prediction ({})", config.mtp_num_layers,
+                                              map.family->prediction.keys.front());
     return fmt::format("config.json says that there are {} layers (num_hidden_layers){}",
                        config.num_layers, prediction);
   }

@@ -195,10 +195,9 @@ class MegatronOpener {
   // Derived and carried tensors of the Hugging Face side, kept in the sidecar, and the originals of
   // those that Megatron holds rounded, which are their first copies.
   void add_derived() {
-    if (stored_.derived.empty()) return;
-    const auto header = distckpt::read_safetensors_header(stored_.derived);
-    distckpt::add_to_layout(header, stored_.derived.parent_path(), checkpoint_.layout);
-    for (const auto& entry : header.entries) {
+    if (!stored_.derived) return;
+    distckpt::add_to_layout(*stored_.derived, derived_file().parent_path(), checkpoint_.layout);
+    for (const auto& entry : stored_.derived->entries) {
       const auto original = checkpoint_.map.index.find(entry.name);
       const bool is_original = original != checkpoint_.map.index.end();
       const auto model =
@@ -218,10 +217,12 @@ class MegatronOpener {
     }
   }
 
+  std::filesystem::path derived_file() const { return derived_path(checkpoint_.location.folder); }
+
   void take_original(const distckpt::SafetensorsEntry& entry, std::uint32_t model) {
     auto& tensor = checkpoint_.tensors[model];
     require(tensor.shape == entry.shape, ErrorKind::kCorrupt, "{}: {} has shape {}, expected {}",
-            stored_.derived.string(), entry.name, to_string(entry.shape), to_string(tensor.shape));
+            derived_file().string(), entry.name, to_string(entry.shape), to_string(tensor.shape));
     tensor.dtype = entry.dtype;
     for (auto& link : checkpoint_.links.links) {
       if (link.model == model) ++link.copy;

@@ -25,7 +25,12 @@ bool is_megatron_prediction(std::string_view key) {
   return language_model_key(key).starts_with(models::kPredictionLayers);
 }
 
-void take_out(const auto& is_prediction, Stored& stored) {
+std::int64_t num_named(const Stored& stored, const models::TransformerConfig& config) {
+  return stored.hf ? named_prediction_layers(stored.hf->config_text(), stored.hf->config_source())
+                   : config.mtp_num_layers;
+}
+
+void take_out(const auto& is_prediction, const auto& is_derived_prediction, Stored& stored) {
   distckpt::Layout rest;
   for (const auto& storage : stored.layout.storages()) rest.add_storage(storage);
   for (const auto& tensor : stored.layout.tensors()) {
@@ -34,6 +39,7 @@ void take_out(const auto& is_prediction, Stored& stored) {
   stored.layout = std::move(rest);
   std::erase_if(stored.replicas, [&](const Replica& one) { return is_prediction(one.of); });
   std::erase_if(stored.objects, is_prediction);
+  if (stored.derived) std::erase_if(stored.derived->entries, is_derived_prediction);
   if (stored.hf) stored.hf->leave_prediction_layers();
 }
 
@@ -52,26 +58,30 @@ void apply_prediction_policy(PredictionLayers policy, const Location& location, 
     return stored.megatron_names ? is_megatron_prediction(name)
                                  : is_prediction_tensor(config, name);
   };
+  const auto is_derived_prediction = [&](const distckpt::SafetensorsEntry& entry) {
+    return is_prediction_tensor(config, entry.name);
+  };
   const auto& tensors = stored.layout.tensors();
   const bool are_there =
       std::ranges::any_of(tensors, is_prediction, &distckpt::TensorLayout::name) ||
-      std::ranges::any_of(stored.outline, is_prediction, &TensorOutline::value_type::first);
+      std::ranges::any_of(stored.outline, is_prediction, &TensorOutline::value_type::first) ||
+      (stored.derived && std::ranges::any_of(stored.derived->entries, is_derived_prediction));
+  const auto named = num_named(stored, config);
   if (policy == PredictionLayers::kError) {
-    if (config.mtp_num_layers == 0 || are_there) return;
+    if (named == 0 || are_there) return;
     const auto& keys = family_of(config.family).prediction.keys;
     throw Error(ErrorKind::kLayout,
                 fmt::format("{}: names {} prediction layer{} ({}), and holds no tensor of one",
-                            location.folder.string(), config.mtp_num_layers,
-                            config.mtp_num_layers == 1 ? "" : "s",
+                            location.folder.string(), named, named == 1 ? "" : "s",
                             stored.hf && !keys.empty() ? keys.front() : "mtp_num_layers"),
                 "--mtp drop converts the model without them, and says so in config.json");
   }
-  require(config.mtp_num_layers > 0 || are_there, ErrorKind::kUsage,
+  require(named > 0 || are_there, ErrorKind::kUsage,
           "--mtp drop: has no effect: {} has no prediction layers", location.folder.string());
   require(!stored.assemble, ErrorKind::kUsage,
           "--mtp drop: {} is read rank by rank; convert it as it is, and then what became of it",
           location.folder.string());
-  take_out(is_prediction, stored);
+  take_out(is_prediction, is_derived_prediction, stored);
 }
 
 }  // namespace ferry::converter

@@ -21,7 +21,8 @@ Stored read_torch_dist(const Location& location, const OpenOptions& options) {
                 .common_is_apart = true};
   stored.hf = find_hf_form(location, options);
   const auto derived = derived_path(location.folder);
-  if (options.hf_config.empty() && distckpt::source_exists(derived)) stored.derived = derived;
+  if (options.hf_config.empty() && distckpt::source_exists(derived))
+    stored.derived = distckpt::read_safetensors_header(derived);
   std::vector<const distckpt::TorchDistTensor*> model;
   for (const auto& tensor : checkpoint.tensors) {
     if (is_training_state(tensor.key)) {

@@ -13,6 +13,7 @@
 #include "converter/families/model_map.h"
 #include "converter/stored/hf_folder.h"
 #include "distckpt/execute/file_box_io.h"
+#include "distckpt/formats/safetensors.h"
 #include "distckpt/formats/torch_save/pickle.h"
 #include "distckpt/plan/layout.h"
 #include "distckpt/plan/tensor_map.h"
@@ -41,7 +42,7 @@ struct Stored {
   std::optional<distckpt::Pickle> common{};  // holds the arguments
   bool common_is_apart = false;              // a dict of what is not sharded, to be carried along
   std::vector<std::string> objects{};        // keys of sharded objects
-  std::filesystem::path derived{};           // a safetensors file of derived tensors
+  std::optional<distckpt::SafetensorsHeader> derived{};  // of the file of derived tensors
 
   // For ranks' slices, which only the model tells how to put together: the tensors as far as their
   // keys and rows are known, and a function that fills in layout, checksums and replicas.

@@ -24,6 +24,9 @@ constexpr HfNames kMiniMaxNames{
     .modules = kMixtralModules,
 };
 
+// Its published files name such modules, and hold none.
+constexpr std::string_view kMiniMaxPredictionKeys[] = {"num_mtp_modules"};
+
 void read_minimax(const ConfigFields& fields, TransformerConfig& config) {
   require_sigmoid_scores(fields);
   for (const auto* key : {"use_qk_norm", "use_routing_bias"}) {
@@ -57,6 +60,7 @@ constexpr Family kMiniMax[] = {
      .turns_in_part = true,
      .num_experts_key = "num_local_experts",
      .traits = {.moe_router_logits_in_params_dtype = true},
+     .prediction = {.keys = kMiniMaxPredictionKeys, .flag = "use_mtp"},
      .configure = read_minimax,
      .describes =
          [](const TransformerConfig& config) {

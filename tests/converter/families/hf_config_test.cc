@@ -32,7 +32,8 @@ std::string without(std::string_view more, std::string_view model_type) {
   const auto text = without_prediction_layers(config(more, model_type), "config.json");
   const auto object = distckpt::parse_json(text, "config.json");
   std::string said;
-  for (const auto* key : {"num_nextn_predict_layers", "mtp_num_hidden_layers"}) {
+  for (const auto* key :
+       {"num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", "use_mtp"}) {
     if (object.contains(key)) said += fmt::format("{}: {}\n", key, object[key].dump());
   }
   return said;
@@ -47,6 +48,8 @@ TEST(WithoutPredictionLayers, SaysSoUnderTheNameThatTheFamilyReads) {
   EXPECT_EQ(
       without(R"("mtp_num_hidden_layers": 1, "num_nextn_predict_layers": 1)", "qwen3_5_moe_text"),
       "num_nextn_predict_layers: 0\nmtp_num_hidden_layers: 0\n");
+  EXPECT_EQ(without(R"("use_mtp": true, "num_mtp_modules": 3)", "minimax_m2"),
+            "num_mtp_modules: 0\nuse_mtp: false\n");
   EXPECT_EQ(without("", "llama"), "");
 }
 
@@ -56,6 +59,17 @@ TEST(WithoutPredictionLayers, SaysSoInTheDescriptionOfTheLanguageModel) {
   const auto object = distckpt::parse_json(without_prediction_layers(text, "config.json"), "it");
   EXPECT_EQ(object["text_config"]["mtp_num_hidden_layers"], 0);
   EXPECT_EQ(object.size(), 3U);
+}
+
+TEST(NamedPredictionLayers, CountsThoseThatHaveNoCounterparts) {
+  const auto named = [](std::string_view more, std::string_view model_type) {
+    return named_prediction_layers(config(more, model_type), "config.json");
+  };
+  EXPECT_EQ(named(R"("num_nextn_predict_layers": 1)", "ernie4_5_moe"), 1);
+  EXPECT_EQ(named(R"("use_mtp": true, "num_mtp_modules": 3)", "minimax_m2"), 3);
+  EXPECT_EQ(named(R"("use_mtp": false, "num_mtp_modules": 3)", "minimax_m2"), 0);
+  EXPECT_EQ(named("", "qwen3_next"), 1);
+  EXPECT_EQ(named(R"("num_nextn_predict_layers": 1)", "deepseek_v4"), 0);
 }
 
 TEST(HfConfig, ReadsBothSpellingsOfRope) {

@@ -117,6 +117,43 @@ def test_drop_is_told_where_a_model_that_also_sees_is_described(work):
     run_ok("convert", work / "less", work / "megatron", "--mtp", "error")
 
 
+UNMAPPED = {  # families whose prediction layers have no counterparts: what config.json says of them, and once they are dropped
+    "hf_ernie4_5_moe": ({USUAL: 1}, {USUAL: 0}, f"names 1 prediction layer ({USUAL})"),
+    "hf_minimax_m2": ({"use_mtp": True, "num_mtp_modules": 3}, {"use_mtp": False, "num_mtp_modules": 0}, "names 3 prediction layers (num_mtp_modules)"),
+}
+
+
+@pytest.mark.parametrize("name", UNMAPPED)
+def test_layers_without_counterparts_are_refused_and_dropped(name, work):
+    """Published so: config.json names prediction layers that no file holds."""
+    named, dropped, words = UNMAPPED[name]
+    shutil.copytree(DATA / name / "hf", work / "hf")
+    config = json.loads((work / "hf/config.json").read_text())
+    (work / "hf/config.json").write_text(json.dumps({**config, **named}))
+    run_ok("convert", work / "hf", work / "megatron")
+    for source in (work / "hf", work / "megatron"):
+        refuse_to_convert(work, source, words, "--mtp drop", options=["--mtp", "error"])
+        run_ok("convert", source, work / "less" / source.name, "--to", "hf", "--mtp", "drop")
+        assert json.loads((work / "less" / source.name / "config.json").read_text()) == {**config, **dropped}
+        assert hf_tensors(work / "less" / source.name) == hf_tensors(work / "hf")
+        run_ok("convert", work / "less" / source.name, work / "again" / source.name, "--mtp", "error")
+
+
+def test_carried_layers_are_found_and_left_out_of_a_sidecar(work):
+    """ERNIE's lie beside the model: --mtp error finds them there, and --mtp drop leaves them."""
+    hf = DATA / "hf_ernie4_5_moe/hf"
+    tensors = hf_tensors(hf)
+    block = {name.replace("layers.0", "mtp_block.0"): tensor for name, tensor in tensors.items() if name.startswith("model.layers.0.")}
+    save(tensors | block, hf, work / "hf")
+    config = json.loads((hf / "config.json").read_text())
+    (work / "hf/config.json").write_text(json.dumps({**config, USUAL: 1}))
+    run_ok("convert", work / "hf", work / "megatron", "--mtp", "error")
+    run_ok("convert", work / "megatron", work / "back", "--mtp", "error")
+    assert tree(work / "back") == tree(work / "hf")
+    run_ok("convert", work / "megatron", work / "less", "--to", "hf", "--mtp", "drop")
+    assert (hf_tensors(work / "less"), json.loads((work / "less/config.json").read_text())) == (tensors, {**config, USUAL: 0})
+
+
 def test_drop_without_anything_to_drop_is_an_error(work):
     refuse_to_convert(work, DATA / "hf_llama/hf", "--mtp drop: has no effect", options=["--mtp", "drop"])
 
