@@ -32,6 +32,9 @@ struct BridgeModel {
 
 inline constexpr BridgeModel kPlainBridgeModel{};
 
+// The reason for families whose models Megatron-Bridge has.
+inline constexpr std::string_view kBridgeNotDescribed = "Ferry writes none for this family yet";
+
 inline constexpr std::string_view kDecoderBlockSpec =
     R"({"_target_": "megatron.core.models.gpt.gpt_layer_specs.get_gpt_decoder_block_spec",
         "_partial_": true, "_args_": [], "use_transformer_engine": true})";

@@ -157,7 +157,8 @@ struct Family {
   bool (*describes)(const models::TransformerConfig& config) = nullptr;
   // True if its models have what only few families have (families.cc, has_rare_parts).
   bool rare = false;
-  const BridgeModel* bridge = nullptr;  // null: Megatron-Bridge has no such model
+  const BridgeModel* bridge = nullptr;  // null: run_config.yaml has no such model, and `no_bridge`
+  std::string_view no_bridge = "Megatron-Bridge 0.6.2 has no model of this family";
   // The model that also sees, of tensors in Megatron-Bridge's layout (tower.h).
   const BridgeModel* bridge_seeing = nullptr;
   // Its tensors have no counterparts in Megatron here: they go from one Hugging Face folder or

@@ -262,7 +262,7 @@ std::optional<std::string> run_config_problem(const models::TransformerConfig& c
   const auto& scaling = config.rope_scaling;
   if (bridge == nullptr && bridge_model(config, MegatronLayout::kMegatronBridge) != nullptr)
     return refusal("Megatron-Bridge opens it in its own layout, --megatron-layout megatron-bridge");
-  if (bridge == nullptr) return refusal("Megatron-Bridge's model of this family is not known");
+  if (bridge == nullptr) return refusal(family_of(config.family).no_bridge);
   if (config.head != models::Head::kLanguageModel)
     return refusal("Megatron-Bridge has no such head");
   if (config.multi_latent_attention && config.q_lora_rank == 0)

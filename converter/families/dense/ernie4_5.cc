@@ -89,7 +89,8 @@ constexpr Family kErnie[] = {
          [](const TransformerConfig& config) {
            return is_ernie(config) && config.moe_router_enable_expert_bias;
          },
-     .rare = true},
+     .rare = true,
+     .no_bridge = "its routers have a bias beside a softmax, which megatron-core refuses"},
 };
 
 }  // namespace

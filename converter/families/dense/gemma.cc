@@ -385,7 +385,8 @@ constexpr Family kGemma[] = {
      .tied = true,
      .rope_of_layers = true,
      .activation = models::Activation::kGeluTanh,
-     .configure = read_gemma4},
+     .configure = read_gemma4,
+     .no_bridge = kBridgeNotDescribed},
 };
 
 }  // namespace

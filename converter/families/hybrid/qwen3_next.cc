@@ -194,13 +194,15 @@ constexpr Family kHybridList[] = {
      .rotary_percent = 0.25,
      .head_classes = HeadClasses::kOfSequencesAndTokens,
      .prediction = kQwen35Prediction,
-     .configure = read_hybrid},
+     .configure = read_hybrid,
+     .no_bridge = kBridgeNotDescribed},
     {.model_type = "qwen3_5_moe",
      .names = &kQwen35SeeingNames,
      .config_key = "text_config",
      .rotary_percent = 0.25,
      .prediction = kQwen35Prediction,
-     .configure = read_qwen35_experts},
+     .configure = read_qwen35_experts,
+     .no_bridge = kBridgeNotDescribed},
 };
 
 }  // namespace

@@ -101,7 +101,7 @@ class AutoBridge:
             options["dtype"] = dtypes[0]
         checkpoint = _checkpoint.open(source.hf_pretrained)
         if checkpoint._run_config_problem is not None:
-            raise Error("usage", checkpoint._run_config_problem)
+            raise Error("usage", f"no run_config.yaml: {checkpoint._run_config_problem}")
         options.setdefault("make_vocab_size_divisible_by", 1)
         if checkpoint._bridge_layout != "language-model":
             options.setdefault("megatron_layout", checkpoint._bridge_layout)

@@ -224,7 +224,10 @@ TEST(RunConfigProblem, OfPlainModelsIsNone) {
 
 TEST(RunConfigProblem, IsAFamilyThatMegatronBridgeMakesOtherwise) {
   EXPECT_EQ(problem(config_of({.family = "mixtral"})),
-            "mixtral: Megatron-Bridge's model of this family is not known");
+            "mixtral: Megatron-Bridge 0.6.2 has no model of this family");
+  auto config = config_of({});
+  config.family = "mistral3";
+  EXPECT_EQ(problem(config), "mistral3: Ferry writes none for this family yet");
 }
 
 TEST(RunConfigProblem, OfAModelThatAlsoSeesIsItsLayout) {
