@@ -254,9 +254,12 @@ bool generate_on_rank(const GenerateFlags& flags, models::World& world) {
   const auto prompts = read_prompts(flags, model);
   Generation generation(model, prompts);
   const bool is_first = world.rank() == 0;
-  if (is_first && !flags.quiet)
+  if (is_first && !flags.quiet) {
+    if (const auto family = model.family_by_arguments(); !family.empty())
+      fmt::print(stderr, "{:<10} {}\n", "family", family);
     fmt::print(stderr, "{:<10} {} in {}\n", "loaded", flags.rollout.checkpoint,
                format_seconds(model.seconds_to_load()));
+  }
   const auto& mesh = model.mesh();
   const bool alone = mesh.shape().dp() == 1;
   const bool streams = is_first && alone && !flags.json && prompts.size() == 1 &&

@@ -316,6 +316,10 @@ void RolloutModel::load_weights(const converter::Checkpoint& checkpoint,
   if (tower) engine_options_.vision->replace(std::move(tower));
 }
 
+std::string RolloutModel::family_by_arguments() const {
+  return checkpoint_ ? converter::family_by_arguments(*checkpoint_, "--hf-config") : "";
+}
+
 std::optional<WeightFiles> RolloutModel::weight_files() const {
   if (!checkpoint_) return std::nullopt;
   return WeightFiles{

@@ -84,6 +84,8 @@ class RolloutModel {
   // not fit, before anything has changed. Called by all ranks of the mesh.
   OpenedWeights open_weights(const WeightFiles& from) const;
   double seconds_to_load() const { return seconds_to_load_; }
+  // converter::family_by_arguments of the checkpoint.
+  std::string family_by_arguments() const;
   // Nothing if images in prompts are not computed. Throws Error if the checkpoint does not say how
   // they are read.
   std::optional<rollout::ImageReader> image_reader() const;

@@ -151,6 +151,8 @@ void serve_http(const ServeFlags& flags,
   serve::EngineFleet loop(engines);
   serve::ApiServer server(served_model(flags, model, options, longest, images), loop, flags.server,
                           flags.api);
+  if (const auto family = model.family_by_arguments(); !family.empty())
+    fmt::print(stderr, "{:<10} {}\n", "family", family);
   fmt::print(stderr, "{:<10} {} in {}\n", "loaded", flags.rollout.checkpoint,
              format_seconds(model.seconds_to_load()));
   if (longest < options.max_model_len)

@@ -96,6 +96,7 @@ void verify_logits(const VerifyModelsFlags& flags) {
   const auto checkpoint = converter::open(
       flags.checkpoint, {.iteration = flags.iteration, .hf_config = flags.hf_config});
   const auto dtype = dtype_of(flags, reference);
+  const auto family = converter::family_by_arguments(checkpoint, "--hf-config");
   bool equal = true;
   run_mesh(flags.mesh, 1, [&](models::World& world) {
     const models::ParallelState mesh(world, parallel, "verify");
@@ -109,6 +110,7 @@ void verify_logits(const VerifyModelsFlags& flags) {
     const auto report = converter::check_logits(chunks, reference, {.packed = flags.packed});
     mesh.all().barrier();
     if (world.rank() != 0) return;
+    if (!family.empty() && !flags.quiet) fmt::print(stderr, "{:<10} {}\n", "family", family);
     equal = report.equal();
     const LogitsSubject subject{.checkpoint = flags.checkpoint,
                                 .reference = flags.reference,

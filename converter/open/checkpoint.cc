@@ -148,6 +148,12 @@ std::unique_ptr<distckpt::FileSource> Checkpoint::source(distckpt::ReadMode mode
   return std::make_unique<distckpt::FileSource>(layout.storages(), checksums, mode, files);
 }
 
+std::string family_by_arguments(const Checkpoint& checkpoint, std::string_view option) {
+  if (checkpoint.hf || checkpoint.map.config.family.empty()) return "";
+  return fmt::format("{}, by Megatron's arguments; {} names another", checkpoint.map.config.family,
+                     option);
+}
+
 void require_hf_form(const Checkpoint& checkpoint) {
   if (checkpoint.hf) return;
   throw Error(

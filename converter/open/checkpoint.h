@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "converter/families/model_map.h"
@@ -81,6 +82,11 @@ void refuse_hf_config(const Location& location, const std::filesystem::path& hf_
 
 // The quantisation that a checkpoint without iterations states in its configuration, if any.
 std::optional<Quantization> stored_quantization(const std::filesystem::path& path);
+
+// "llama, by Megatron's arguments; OPTION names another": several families may have the arguments
+// of a Megatron checkpoint without a config.json. Empty for others. `option` names a folder with
+// one.
+std::string family_by_arguments(const Checkpoint& checkpoint, std::string_view option);
 
 // Targets that carry config.json and the tokenizer need some. Throws Error(kUsage) if the source
 // has none.

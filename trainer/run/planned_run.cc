@@ -73,6 +73,13 @@ void leave_room(const RunPlan& plan, const models::World& world) {
   models::leave_free(world.device(), others + total / 64);
 }
 
+void say_family(const converter::Checkpoint& model,
+                const models::World& world,
+                const std::function<void(const std::string&)>& say) {
+  const auto family = converter::family_by_arguments(model, "hf_config_path");
+  if (world.rank() == 0 && !family.empty()) say("family     " + family);
+}
+
 void say_lines(const std::string& text, const std::function<void(const std::string&)>& say) {
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) say(line);
@@ -108,6 +115,7 @@ Planned<SftConfig> planned(const SftConfig& config,
                            const converter::Checkpoint& origin,
                            models::World& world,
                            const std::function<void(const std::string&)>& say) {
+  say_family(origin, world, say);
   return plan_and_say(config, origin.map.config, world, say);
 }
 
@@ -115,8 +123,12 @@ Planned<PpoConfig> planned(const PpoConfig& config,
                            const converter::Checkpoint& origin,
                            models::World& world,
                            const std::function<void(const std::string&)>& say) {
+  say_family(origin, world, say);
   const auto of = [&](const ModelConfig& model) {
-    return model.path.empty() ? origin.map.config : open_checkpoint(model)->map.config;
+    if (model.path.empty()) return origin.map.config;
+    const auto own = open_checkpoint(model);
+    say_family(*own, world, say);
+    return own->map.config;
   };
   return plan_and_say(config,
                       ModelsOfRun{.actor = origin.map.config,

@@ -239,6 +239,17 @@ def test_without_a_tokenizer_ids_still_work(talker):
     assert run_ok("generate", checkpoint, "--prompt-ids", "1,2", "--max-tokens", 4, "--temperature", 0, "-q").stdout.startswith("--- 0 (length)\n[")
 
 
+def test_a_family_that_megatrons_arguments_tell_is_said(tmp_path):
+    """They do not tell Granite from Llama, which computes otherwise."""
+    hf, prompt = DATA / "hf_granite/hf", ("--prompt-ids", "1,2", "--max-tokens", 1)
+    run_ok("convert", hf, tmp_path / "megatron")
+    said = "family     llama, by Megatron's arguments; --hf-config names another"
+    assert said not in run_ok("generate", tmp_path / "megatron", *prompt).stderr
+    shutil.rmtree(tmp_path / "megatron/release/ferry")
+    assert said in run_ok("generate", tmp_path / "megatron", *prompt).stderr
+    assert said not in run_ok("generate", tmp_path / "megatron", "--hf-config", hf, *prompt).stderr
+
+
 @pytest.mark.parametrize("arguments, message", [
     (["--temperature", "-1"], "temperature: -1 is not"), (["--n", "2", "--temperature", "0"], "n: 2 answers"),
     (["--max-model-len", "5000"], "max_model_len is 5000: the model knows 4096 positions"), (["--system", "x"], "--system: is a message of a chat"),

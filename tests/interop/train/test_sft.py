@@ -1,6 +1,7 @@
 """`ferry train sft` beside an independent trainer: transformers with torch's AdamW, the same conversations in the same order."""
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,6 +26,14 @@ def world(tmp_path_factory):
     write_model(folder / "model")
     write_rows(folder / "train.jsonl", conversations())
     return folder
+
+
+def test_a_family_that_megatrons_arguments_tell_is_said(world, tmp_path):
+    run_ok("convert", world / "model", tmp_path / "megatron")
+    shutil.rmtree(tmp_path / "megatron/release/ferry")
+    more = {"model.path": str(tmp_path / "megatron"), "model.tokenizer_path": str(world / "model"), "trainer.total_training_steps": 1}
+    done = run_ok("train", "sft", *settings(world, tmp_path / "run", **more))
+    assert "family     llama, by Megatron's arguments; hf_config_path names another\n" in done.stderr
 
 
 @pytest.fixture(scope="module", params=[("Mixtral", {}), ("GptOss", {"sliding_window": 6}), ("Qwen3Next", HYBRID)],
