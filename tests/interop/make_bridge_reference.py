@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Writes name, shape and SHA-256 of every Megatron tensor that Megatron-Bridge makes of the tiny models of tests/data, by its own mappings.
 
-Megatron-Bridge needs Python 3.12 and Transformer Engine, which is replaced by empty classes here; so the mappings of its registries run alone,
-without a model, on tensors that tensor parallelism does not split. In an environment with megatron-bridge 0.6.2, megatron-core 0.19.2 and what
-they need:
+The mappings of its registries run alone, without a model, on tensors that tensor parallelism does not split. So they need neither Transformer Engine,
+whose classes are empty here, nor a provider that builds on a host; convert/families/bridge_models.py has whole models made where there is one. In an
+environment with megatron-bridge 0.6.2, megatron-core 0.19.2 and what they need:
 
-    LD_LIBRARY_PATH=/usr/local/cuda/lib64 python3.12 tests/interop/make_bridge_reference.py tests/data olmoe minimax_m2
+    PYTHONPATH=build/peers/mc0192:build/peers/mb062 build/peers/bin/python tests/interop/make_bridge_reference.py tests/data olmoe minimax_m2
 
 writes tests/data/bridge/olmoe.json and so on. Where a tensor has several names in Megatron, all are written. --hf makes hf_bailing_moe_v2, whose
 class Megatron-Bridge has and transformers has not.
@@ -16,6 +16,7 @@ import json
 import re
 import sys
 import types
+import typing
 from pathlib import Path
 
 import torch
@@ -40,9 +41,11 @@ BRIDGES = {  # tiny model: module and class
     "qwen3_vl": ("qwen_vl.qwen3_vl_bridge", "Qwen3VLBridge"),
 }
 LANGUAGE_MODEL = "language_model."
+TOWERS = {"mistral3", "kimi_k25"}  # of which tests/data/bridge_models has none
 
 
 def stub():
+    typing.override = getattr(typing, "override", lambda method: method)  # Python 3.11 lacks it
     install_empty_modules()
     torch.cuda.Stream = type("Stream", (), {"__init__": lambda self, *a, **k: None})
     torch.cuda.current_device = lambda: "cpu"
@@ -65,8 +68,8 @@ def key_of(name):
     return name.replace(".mtp_model_layer.", ".transformer_layer.")
 
 
-def megatron_tensors(bridge, weights, config):
-    """{name: tensor} of every name that a mapping gives to some of the weights"""
+def megatron_tensors(bridge, weights, config, tower=False):
+    """{name: tensor} of every name that a mapping gives to some of the weights; of a model that also sees those of the language model, or of the tower"""
     sizes = types.SimpleNamespace(**{
         "num_attention_heads": config["num_attention_heads"], "num_query_groups": config["num_key_value_heads"],
         "kv_channels": config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"], "hidden_size": config["hidden_size"],
@@ -74,7 +77,8 @@ def megatron_tensors(bridge, weights, config):
     registry = bridge.mapping_registry()
     found = {}
     of_language = [mapping for mapping in registry.mappings if mapping.megatron_param.startswith(LANGUAGE_MODEL)]
-    for mapping in of_language or registry.mappings:  # of a model that also sees: the language model alone
+    others = [mapping for mapping in registry.mappings if mapping not in of_language]
+    for mapping in others if tower or not of_language else of_language:
         named = mapping.hf_param if isinstance(mapping.hf_param, dict) else {"": mapping.hf_param}
         pattern = re.compile("^" + registry._convert_pattern_to_regex(next(iter(named.values()))) + "$")
         for match in filter(None, map(pattern.match, weights)):
@@ -107,6 +111,12 @@ def make_bailing(folder):
     (folder / "config.json").write_text(json.dumps(written, indent=1, sort_keys=True))
 
 
+def lines_of(tensors):
+    def digest(tensor):
+        return hashlib.sha256(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
+    return ",\n".join(f"{json.dumps(key)}: {json.dumps([str(tensor.dtype)[6:], list(tensor.shape), digest(tensor)])}" for key, tensor in sorted(tensors.items()))
+
+
 def main():
     stub()
     from safetensors.torch import load_file
@@ -123,13 +133,11 @@ def main():
         bridge.hf_config.text_config = types.SimpleNamespace(**config.get("text_config", {}))
         config = config.get("text_config", config)
         weights = load_file(data / f"hf_{name}/hf/model.safetensors")
-        lines = []
         found = megatron_tensors(bridge, weights, config)
-        for key, tensor in sorted({key.removeprefix(LANGUAGE_MODEL): tensor for key, tensor in found.items()}.items()):
-            raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-            lines.append(json.dumps(key) + ": " + json.dumps([str(tensor.dtype)[6:], list(tensor.shape), hashlib.sha256(raw).hexdigest()]))
-        (data / f"bridge/{name}.json").write_text('{"megatron-bridge": "0.6.2", "tensors": {\n' + ",\n".join(lines) + "\n}}\n")
-        print(name, len(lines))
+        lines = lines_of({key.removeprefix(LANGUAGE_MODEL): tensor for key, tensor in found.items()})
+        tower = lines_of(megatron_tensors(bridge, weights, config, tower=True)) if name in TOWERS else ""
+        (data / f"bridge/{name}.json").write_text('{"megatron-bridge": "0.6.2", "tensors": {\n' + lines + ('\n}, "tower": {\n' + tower if tower else "") + "\n}}\n")
+        print(name, len(found))
 
 
 if __name__ == "__main__":

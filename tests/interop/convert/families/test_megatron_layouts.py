@@ -111,6 +111,15 @@ def test_comes_back_byte_for_byte(case, work):
     run_ok("verify", hf, work / "archive")
 
 
+@pytest.mark.parametrize("name", ["mistral3", "kimi_k25"])
+def test_writes_the_tower_that_the_mappings_of_megatron_bridge_make(name, work):
+    """Its mapping classes alone, without a model; test_families.py has the language models."""
+    run_ok("convert", DATA / f"hf_{name}/hf", work / "megatron", "--tp", 2, "--megatron-layout", "megatron-bridge")
+    wanted = json.loads((DATA / "bridge" / f"{name}.json").read_text())["tower"]
+    found = {key: [t["dtype"], t["shape"], t["sha256"]] for key, t in describe(stored(work / "megatron")).items() if not key.startswith("language_model.")}
+    assert found == wanted
+
+
 @pytest.mark.parametrize("name", ["hf_qwen3_vl_deep", "hf_qwen3_vl_moe"])
 def test_both_layouts_of_qwen3_vl_are_one(name, work):
     for layout in ("megatron-bridge", "mbridge"):
