@@ -27,6 +27,8 @@ FAMILIES = {  # name: options of `ferry convert`, and what Megatron-Bridge does 
     "qwen3_next": (["--tp", 2, "--ep", 2, "--dtype", "fp32"], {}),  # norms less one have more bits than bf16
     "qwen3_5": (["--tp", 2], {}),
     "qwen3_5_moe": (["--tp", 2, "--ep", 2], {}),
+    "qwen3_5_vl": (["--tp", 2], {}),
+    "qwen3_5_moe_vl": (["--tp", 2, "--ep", 2], {}),
     "gemma2": (["--tp", 2], {}),
     "gemma3_text": (TP_PP, {}),
     "gemma3": (TP_PP, {"settings": {**ALTERNATE, "is_vision_language": False}}),  # windows of text, not of images
