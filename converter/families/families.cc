@@ -104,7 +104,9 @@ const Family& family_of(std::string_view model_type, const nlohmann::json* archi
   const auto* found = find_if([&](const Family& family) {
     return !family.architecture.empty() && family.shared_model_type == model_type &&
            architectures != nullptr && architectures->is_array() &&
-           std::ranges::find(*architectures, family.architecture) != architectures->end();
+           std::ranges::any_of(*architectures, [&](const nlohmann::json& one) {
+             return one.is_string() && one.get_ref<const std::string&>() == family.architecture;
+           });
   });
   return found != nullptr ? *found : family_of(model_type);
 }

@@ -103,13 +103,13 @@ void read_deepseek_v3(const ConfigFields& fields, TransformerConfig& config) {
 // a pattern (FSSF), or every index_topk_freq-th, as transformers reads them
 // (configuration_glm_moe_dsa.py).
 std::vector<bool> layers_with_indexer(const ConfigFields& fields, std::int64_t num_layers) {
-  constexpr std::string_view kOwn = "full";
+  constexpr std::string_view kOfItsOwn = "full";
   constexpr std::string_view kTaken = "shared";
-  if (const auto listed = layers_of_kind(fields, "indexer_types", kOwn, kTaken, num_layers))
+  if (const auto listed = layers_of_kind(fields, "indexer_types", kOfItsOwn, kTaken, num_layers))
     return *listed;
   constexpr std::string_view kPattern = "index_topk_pattern";
   if (const auto* list = fields.find(kPattern); list != nullptr && list->is_array())
-    return layers_of_kind(fields, kPattern, kOwn, kTaken, num_layers).value();
+    return layers_of_kind(fields, kPattern, kOfItsOwn, kTaken, num_layers).value();
   const auto pattern = fields.text(kPattern, "");
   const bool fits = pattern.empty() || (std::ssize(pattern) == num_layers &&
                                         pattern.find_first_not_of("FS") == std::string::npos);

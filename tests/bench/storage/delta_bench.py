@@ -22,18 +22,18 @@ import zstandard
 
 CONFIG = dict(architectures=["LlamaForCausalLM"], model_type="llama", attention_bias=False, hidden_act="silu", hidden_size=4096,
               intermediate_size=14336, max_position_embeddings=131072, mlp_bias=False, num_attention_heads=32, num_key_value_heads=8,
-              head_dim=128, rms_norm_eps=1e-5, rope_theta=500000.0, tie_word_embeddings=False, vocab_size=32000, torch_dtype="bfloat16")
+              head_dim=128, rms_norm_eps=1e-5, rope_theta=500000.0, tie_word_embeddings=False, vocab_size=128256, torch_dtype="bfloat16")
 
 
 def shapes(layers):
-    yield "model.embed_tokens.weight", (32000, 4096)
+    yield "model.embed_tokens.weight", (CONFIG["vocab_size"], 4096)
     for i in range(layers):
         for name, shape in {"self_attn.q_proj": (4096, 4096), "self_attn.k_proj": (1024, 4096), "self_attn.v_proj": (1024, 4096),
                             "self_attn.o_proj": (4096, 4096), "mlp.gate_proj": (14336, 4096), "mlp.up_proj": (14336, 4096),
                             "mlp.down_proj": (4096, 14336), "input_layernorm": (4096,), "post_attention_layernorm": (4096,)}.items():
             yield f"model.layers.{i}.{name}.weight", shape
     yield "model.norm.weight", (4096,)
-    yield "lm_head.weight", (32000, 4096)
+    yield "lm_head.weight", (CONFIG["vocab_size"], 4096)
 
 
 def bf16(values):
