@@ -4,7 +4,9 @@
 // attention, whose keys may be their values, a scalar for each layer, and a second embedding or
 // experts beside the feed-forward.
 #include <cmath>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <string>
 #include <utility>
 
 #include "converter/families/dense/gemma_provider.h"
@@ -217,6 +219,17 @@ void read_seeing_gemma3(const ConfigFields& fields, TransformerConfig& config) {
   config.final_logit_softcapping.reset();
 }
 
+// per_layer_config by the numbers of layers, which transformers writes in as many digits as the
+// last of them has: "05" beside "11".
+std::map<std::string, const nlohmann::json*> by_layer(const nlohmann::json& per_layer_config) {
+  std::map<std::string, const nlohmann::json*> layers;
+  for (const auto& [key, own] : per_layer_config.items()) {
+    const auto zeros = key.size() > 1 ? std::min(key.find_first_not_of('0'), key.size() - 1) : 0;
+    layers.emplace(key.substr(zeros), &own);
+  }
+  return layers;
+}
+
 // Heads of layers of global attention: global_head_dim, num_global_key_value_heads; transformers 5
 // writes what single layers have of their own, per_layer_config.
 void read_global_attention(const ConfigFields& fields, TransformerConfig& config) {
@@ -230,10 +243,11 @@ void read_global_attention(const ConfigFields& fields, TransformerConfig& config
     require(of_layers->is_object(), ErrorKind::kCorrupt, "{}: per_layer_config is no object",
             fields.source());
     const nlohmann::json alike = nlohmann::json::object();
+    auto layers = by_layer(*of_layers);
     std::optional<TransformerConfig> first;
     for (std::int64_t layer = 0; layer < config.num_layers; ++layer) {
-      const auto key = fmt::format("{}", layer);
-      const ConfigFields own(of_layers->contains(key) ? (*of_layers)[key] : alike,
+      const auto found = layers.extract(fmt::format("{}", layer));
+      const ConfigFields own(found ? *found.mapped() : alike,
                              fmt::format("{}: per_layer_config of {}", fields.source(), layer));
       auto read = config;
       read.global_kv_channels = own.size("head_dim", config.kv_channels);
@@ -251,6 +265,8 @@ void read_global_attention(const ConfigFields& fields, TransformerConfig& config
               "{}: heads differ among layers of {}, which is not handled", own.source(),
               kGlobalAttention);
     }
+    require(layers.empty(), ErrorKind::kCorrupt, "{}: per_layer_config of {}, which is no layer",
+            fields.source(), layers.empty() ? "" : layers.begin()->first);
     if (first) config = *first;
   }
   require(config.num_attention_heads % config.num_global_query_groups == 0, ErrorKind::kCorrupt,

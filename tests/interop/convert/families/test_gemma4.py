@@ -8,7 +8,7 @@ import pytest
 
 from bridge_reference import as_bridge, of_bridge, stored
 from support import DATA, FERRY, iteration_folder, refuse, run_ok, tree
-from tiny_models import load_hf_sd
+from tiny_models import gemma4_text, load_hf_sd
 
 LAYOUTS = {  # a model and the options of layouts that it is written in
     "gemma4_text": (["--tp", 2, "--pp", 2], ["--tp", 4, "--pp", 3], ["--pp", 6]),
@@ -55,6 +55,18 @@ def test_reads_what_megatron_bridge_makes(work):
     run_ok("convert", work / "megatron", work / "out", "--hf-config", hf)
     wanted = of_bridge("gemma4_text", "exported")
     assert as_bridge(load_hf_sd(str(work / "out")), wanted) == wanted
+
+
+def test_layers_are_named_in_as_many_digits_as_the_last(work):
+    import torch
+    import transformers as T
+    layers = ["sliding_attention", "sliding_attention", "full_attention"] * 4
+    config = T.Gemma4TextConfig(**gemma4_text(num_hidden_layers=12, layer_types=layers, hidden_size_per_layer_input=0))
+    T.Gemma4ForCausalLM(config).to(torch.bfloat16).save_pretrained(work / "hf")
+    assert set(json.loads((work / "hf/config.json").read_text())["per_layer_config"]) == {"02", "05", "08", "11"}
+    run_ok("convert", work / "hf", work / "megatron", "--tp", 2)
+    run_ok("convert", work / "megatron", work / "back")
+    assert tree(work / "back") == tree(work / "hf")
 
 
 def test_both_spellings_of_the_configuration_are_read(work):
@@ -128,6 +140,7 @@ def test_transformers_computes_the_same_with_and_without_unused_weights(work):
     ("gemma4_text", {"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 2.0}}}, ["rope_type", "linear", "proportional"]),
     ("gemma4_text", {"rope_parameters": {"full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "factor": 2.0}}},
      ["the factor 2"]),
+    ("gemma4_text", {"per_layer_config": {"06": {"head_dim": 12}}}, ["per_layer_config of 6", "no layer"]),
 ])
 def test_what_no_megatron_model_holds_is_refused_by_name(name, change, words, work):
     shutil.copytree(hf_of(name), work / "hf")
