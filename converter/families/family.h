@@ -347,7 +347,7 @@ extern const std::span<const Family>
     kLlamaFamilies;  // llama, mistral, ministral3, mistral3, qwen2, qwen2_5_vl, qwen3, qwen3_vl,
                      // seed_oss
 extern const std::span<const Family> kErnieFamilies;  // ernie4_5, ernie4_5_moe
-// gemma2, gemma3_text, gemma3, gemma4_text, gemma4
+// gemma2, gemma3_text, gemma3, gemma4_text, gemma4, gemma4_unified_text, gemma4_unified
 extern const std::span<const Family> kGemmaFamilies;
 extern const std::span<const Family> kGlm4Families;     // glm4
 extern const std::span<const Family> kGraniteFamilies;  // granite

@@ -281,6 +281,10 @@ def wrapped_configs():
         "gemma4_e2b": lambda: T.Gemma4Config(  # the last layers have no keys and values, and wider feed-forwards
             text_config=gemma4_shared(use_double_wide_mlp=True), vision_config=eyes, audio_config=audio),
         "gemma4_e4b": lambda: T.Gemma4Config(text_config=gemma4_shared(), vision_config=eyes, audio_config=audio),
+        "gemma4_unified": lambda: T.Gemma4UnifiedConfig(  # projectors in place of towers; one key, which is the value, for all heads of a global layer
+            text_config=gemma4_text(num_global_key_value_heads=1),
+            vision_config=dict(patch_size=1, pooling_kernel_size=3, mm_embed_dim=21, mm_posemb_size=5, output_proj_dims=21),
+            audio_config=dict(audio_embed_dim=15)),
     }
 
 

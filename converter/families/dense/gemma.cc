@@ -2,7 +2,8 @@
 // layers of local attention between those of global, which turn by other angles, GELU. Gemma 2 and
 // 3 multiply by 1 + weight in norms. Gemma 4 has heads of another size in layers of global
 // attention, whose keys may be their values, a scalar for each layer, and a second embedding or
-// experts beside the feed-forward.
+// experts beside the feed-forward; Gemma 4 12B (gemma4_unified) has neither, and no towers but
+// their projectors.
 #include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -173,6 +174,32 @@ constexpr HfNames kSeeingGemma4Names{
     .bridge_tower = kGemma4Bridge,
 };
 
+// Files name parts of the projector of images otherwise than modules do.
+constexpr std::string_view kGemma4UnifiedTowers[] = {"model.vision_embedder.",
+                                                     "model.embed_vision.", "model.embed_audio."};
+constexpr ModuleName kGemma4UnifiedModules[] = {
+    {"model.vision_embedder.patch_", "model.embed_vision.patch_"},
+    {"model.vision_embedder.pos_", "model.embed_vision.pos_"},
+    {"model.embed_vision.embedding_projection",
+     "model.embed_vision.multimodal_embedder.embedding_projection"},
+};
+constexpr TowerRule kGemma4UnifiedBridge[] = {
+    {"model.vision_embedder.**", "vision_embedder.**"},
+    {"model.embed_vision.**", "embed_vision.**"},
+    {"model.embed_audio.**", "embed_audio.**"},
+};
+
+constexpr HfNames kGemma4UnifiedNames{
+    .layer = kSeeingLayer,
+    .first = kSeeingEmbedding,
+    .attention = kGemma4Attention,
+    .dense_mlp = kGemma4Mlp,
+    .last = kSeeingHead,
+    .carried = kGemma4UnifiedTowers,
+    .modules = kGemma4UnifiedModules,
+    .bridge_tower = kGemma4UnifiedBridge,
+};
+
 // All layers but every `every`-th, where layer_types names none.
 std::vector<bool> local_layers(const ConfigFields& fields,
                                std::int64_t num_layers,
@@ -299,7 +326,8 @@ void read_gemma4_experts(const ConfigFields& fields, TransformerConfig& config) 
   config.moe_router_pre_softmax = true;
 }
 
-void read_gemma4(const ConfigFields& fields, TransformerConfig& config) {
+// All of it but a second embedding and experts.
+void read_gemma4_layers(const ConfigFields& fields, TransformerConfig& config) {
   require(!fields.flag("attention_bias", false), ErrorKind::kLayout,
           "{}: attention_bias is true, which is not handled", fields.source());
   const auto bidirectional = fields.text("use_bidirectional_attention", "vision");
@@ -313,6 +341,15 @@ void read_gemma4(const ConfigFields& fields, TransformerConfig& config) {
   read_proportional_rotary(fields, config);
   config.num_kv_shared_layers = fields.count("num_kv_shared_layers", 0, config.num_layers - 1);
   config.use_double_wide_mlp = fields.flag("use_double_wide_mlp", false);
+  config.softmax_scale = 1.0;
+  config.embedding_scaling = true;
+  config.final_logit_softcapping = fields.optional_number("final_logit_softcapping");
+  config.qk_layernorm = true;
+  config.post_norm = models::PostNorm::kOfLayer;
+}
+
+void read_gemma4(const ConfigFields& fields, TransformerConfig& config) {
+  read_gemma4_layers(fields, config);
   const bool experts = fields.flag("enable_moe_block", false);
   require(!experts || (config.num_kv_shared_layers == 0 && !config.use_double_wide_mlp),
           ErrorKind::kLayout,
@@ -326,18 +363,29 @@ void read_gemma4(const ConfigFields& fields, TransformerConfig& config) {
   require(!experts || config.per_layer_embed_dim == 0, ErrorKind::kLayout,
           "{}: enable_moe_block beside hidden_size_per_layer_input, which is not handled",
           fields.source());
-  if (experts) read_gemma4_experts(fields, config);
-  config.softmax_scale = 1.0;
-  config.embedding_scaling = true;
-  config.final_logit_softcapping = fields.optional_number("final_logit_softcapping");
-  config.qk_layernorm = true;
-  config.post_norm = experts ? models::PostNorm::kOfLinear : models::PostNorm::kOfLayer;
+  if (!experts) return;
+  read_gemma4_experts(fields, config);
+  config.post_norm = models::PostNorm::kOfLinear;
+}
+
+// Its class has no experts and no second embedding, whose absence files of the hub write out.
+void read_gemma4_unified(const ConfigFields& fields, TransformerConfig& config) {
+  require(!fields.flag("enable_moe_block", false), ErrorKind::kLayout,
+          "{}: enable_moe_block is true, which is not handled", fields.source());
+  const auto second = fields.count("hidden_size_per_layer_input", 0, kMaxSize);
+  require(second == 0, ErrorKind::kLayout,
+          "{}: hidden_size_per_layer_input is {}, which is not handled", fields.source(), second);
+  read_gemma4_layers(fields, config);
 }
 
 // Gemma4TextConfig of transformers.
 constexpr std::string_view kGemma4Defaults =
     R"({"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262144,
         "max_position_embeddings": 131072})";
+// Gemma4UnifiedTextConfig of transformers.
+constexpr std::string_view kGemma4UnifiedDefaults =
+    R"({"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262144,
+        "max_position_embeddings": 262144, "sliding_window": 1024})";
 
 constexpr Family kGemma[] = {
     {.model_type = "gemma2",
@@ -403,6 +451,23 @@ constexpr Family kGemma[] = {
      .activation = models::Activation::kGeluTanh,
      .configure = read_gemma4,
      .no_bridge = kBridgeNotDescribed},
+    {.model_type = "gemma4_unified_text",
+     .names = &kGemma4Names,
+     .defaults = kGemma4UnifiedDefaults,
+     .rotary_base = 1e6,
+     .tied = true,
+     .rope_of_layers = true,
+     .activation = models::Activation::kGeluTanh,
+     .configure = read_gemma4_unified},
+    {.model_type = "gemma4_unified",
+     .names = &kGemma4UnifiedNames,
+     .config_key = "text_config",
+     .defaults = kGemma4UnifiedDefaults,
+     .rotary_base = 1e6,
+     .tied = true,
+     .rope_of_layers = true,
+     .activation = models::Activation::kGeluTanh,
+     .configure = read_gemma4_unified},
 };
 
 }  // namespace

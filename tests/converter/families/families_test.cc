@@ -103,6 +103,7 @@ std::map<std::string, nlohmann::json> configurations() {
   alike("mistral", "llama");
   alike("ministral", "llama");
   alike("deepseek_v4", "llama");
+  found.emplace("gemma4_unified_text", found.at("gemma4_unified").at("text_config"));
   for (const std::string type : {"qwen3_5", "qwen3_5_moe"}) {
     found.emplace(type,
                   nlohmann::json{{"model_type", type}, {"text_config", found.at(type + "_text")}});

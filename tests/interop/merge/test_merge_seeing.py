@@ -17,6 +17,8 @@ FILES = {
                  "model.multi_modal_projector.": "multi_modal_projector."},
     "qwen2_5_vl": {"model.language_model.": "model.", "model.visual.": "visual."},
     "qwen3_vl": {},
+    "gemma4_unified": {"model.embed_vision.patch_": "model.vision_embedder.patch_",
+                       "model.embed_vision.multimodal_embedder.embedding_projection": "model.embed_vision.embedding_projection"},
 }
 
 

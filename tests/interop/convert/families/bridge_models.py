@@ -7,6 +7,8 @@
 The file holds dtype, shape and SHA-256 of every tensor: `megatron` as Megatron-Bridge's model saves them (TP1, vocabulary not padded), `exported` as
 Megatron-Bridge exports that model again. No checkpoint is kept.
 
+Gemma 4 12B (gemma4_unified), which Megatron-Bridge 0.6.2 does not know, is given to it as the model of the same tensors and computation that it knows.
+
 Modules that Megatron-Bridge imports and does not need here are empty, and so are those of Transformer Engine that cpu_stand_ins has none for.
 """
 import argparse
@@ -21,10 +23,12 @@ import tempfile
 import typing
 
 import torch
+from safetensors.torch import save_file
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../.."))
 import torch_dist_raw as raw
 from cpu_stand_ins import install_cpu_patches, install_empty_modules, install_mamba_stub, install_te_stub
+from tiny_models import load_hf_sd
 from weight_mapping import describe
 
 
@@ -44,6 +48,22 @@ def name_heads_of_global_layers(config):
         text.allow_global_per_layer_attribute_access = True
         layer = text.per_layer_config["full_attention"]
         text.global_head_dim, text.num_global_key_value_heads = layer.head_dim, layer.num_key_value_heads
+
+
+def known(folder, temporary):
+    """-> the folder; of Gemma 4 12B one of its language model as a Gemma 4 without experts and second embedding, in `temporary`"""
+    with open(f"{folder}/config.json") as file:
+        config = json.load(file)
+    if config["model_type"] != "gemma4_unified":
+        return folder
+    config = {**config["text_config"], "model_type": "gemma4_text", "architectures": ["Gemma4ForCausalLM"], "dtype": config["dtype"],
+              "hidden_size_per_layer_input": 0}
+    with open(f"{temporary}/config.json", "w") as file:
+        json.dump(config, file)
+    part = "language_model."
+    weights = {name.replace(part, ""): tensor for name, tensor in load_hf_sd(folder).items() if part in name}
+    save_file(weights, f"{temporary}/model.safetensors", metadata={"format": "pt"})
+    return temporary
 
 
 # Megatron-Bridge imports them for command lines, logs, and data of other kinds.
@@ -114,17 +134,18 @@ def main():
     parser.add_argument("out")
     options = parser.parse_args()
     begin()
-    bridge, model = empty_model(options.hf)
-    bridge.load_hf_weights([model])
     from megatron.core import dist_checkpointing
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as hf:
+        bridge, model = empty_model(known(options.hf, hf))
+        bridge.load_hf_weights([model])
         dist_checkpointing.save(model.sharded_state_dict(), folder)
         checkpoint = raw.Checkpoint(folder)
         megatron = {key: checkpoint.tensor(key) for key in checkpoint.tensors}
+        exported = describe(dict(bridge.export_hf_weights([model], cpu=True)))
     with open(options.out, "w") as file:
         json.dump({"megatron": {key: {"dtype": dtype, "shape": list(shape), "sha256": hashlib.sha256(data).hexdigest()}
                                 for key, (dtype, shape, data) in megatron.items()},
-                   "exported": describe(dict(bridge.export_hf_weights([model], cpu=True)))}, file, indent=0, sort_keys=True)
+                   "exported": exported}, file, indent=0, sort_keys=True)
 
 
 if __name__ == "__main__":  # saving starts processes that import this file again

@@ -16,7 +16,7 @@ def base_of(model, folder):
 
 
 @pytest.mark.parametrize("model, name", [("qwen2_tied", "layers.0.mlp.up_proj.weight"), ("gemma3_text", "layers.1.mlp.up_proj.weight"), ("qwen3_vl", "visual.pos_embed.weight"),
-                                         ("gemma4", "language_model.embed_tokens.weight")])
+                                         ("gemma4", "language_model.embed_tokens.weight"), ("gemma4_unified", "vision_embedder.pos_embedding")])
 def test_a_base_model_is_read_as_the_whole_one(model, name, work):
     hf = DATA / f"hf_{model}/hf"
     assert name in base_of(model, work / "base")

@@ -1,6 +1,6 @@
 """Gemma 4, dense (with a second embedding; E2B and E4B, whose last layers share keys and values) and with experts: its layers of global attention have
 heads of another size, whose keys may be their values, and Megatron-Bridge stacks layers by their kind. tests/data/bridge_models has what Megatron-Bridge
-makes of them by its own conversion."""
+makes of them by its own conversion. Gemma 4 12B, which also goes by names of its own (gemma4_unified), is given to it as a Gemma 4."""
 import json
 import shutil
 
@@ -15,12 +15,27 @@ LAYOUTS = {  # a model and the options of layouts that it is written in
     "gemma4": (["--tp", 2, "--ep", 4, "--etp", 1], ["--tp", 2, "--pp", 3, "--ep", 2], ["--ep", 2]),
     "gemma4_e2b": (["--tp", 2, "--pp", 2], ["--tp", 4, "--pp", 3]),
     "gemma4_e4b": (["--tp", 4, "--pp", 2], ["--tp", 2, "--pp", 3]),
+    "gemma4_unified": (["--tp", 2, "--pp", 2], ["--tp", 4, "--pp", 3], ["--pp", 6]),
 }
 CASES = [(name, layout) for name, layouts in LAYOUTS.items() for layout in layouts]
 
 
 def hf_of(name):
     return DATA / f"hf_{name}/hf"
+
+
+@pytest.fixture(scope="module")
+def unified_text(tmp_path_factory):
+    """The language model of Gemma 4 12B, as transformers' class for it alone saves it"""
+    import torch
+    import transformers as T
+    T.logging.set_verbosity_error()
+    seeing = T.Gemma4UnifiedForConditionalGeneration.from_pretrained(hf_of("gemma4_unified"))
+    alone = T.Gemma4UnifiedForCausalLM(seeing.config.text_config).to(torch.bfloat16)
+    alone.model.load_state_dict(seeing.model.language_model.state_dict())
+    folder = tmp_path_factory.mktemp("unified_text") / "hf"
+    alone.save_pretrained(folder)
+    return folder
 
 
 @pytest.mark.parametrize("name,layout", CASES)
@@ -46,15 +61,71 @@ def test_comes_back_byte_for_byte(name, layout, work):
     run_ok("verify", hf, work / "archive")
 
 
-def test_reads_what_megatron_bridge_makes(work):
+@pytest.mark.parametrize("name", ["gemma4_text", "gemma4_unified"])
+def test_reads_what_megatron_bridge_makes(name, unified_text, work):
     """Without a sidecar: Megatron's arguments do not say the sizes of two kinds of attention. With experts: test_megatron_layouts.py."""
-    hf = hf_of("gemma4_text")
+    hf = unified_text if name == "gemma4_unified" else hf_of(name)
     run_ok("convert", hf, work / "megatron", "--tp", 2)
+    run_ok("convert", work / "megatron", work / "back")
+    assert tree(work / "back") == tree(hf)
     shutil.rmtree(iteration_folder(work / "megatron") / "ferry")
     refuse("convert", work / "megatron", work / "nothing", words=["the sizes of attention in Gemma 4", "--hf-config"])
     run_ok("convert", work / "megatron", work / "out", "--hf-config", hf)
-    wanted = of_bridge("gemma4_text", "exported")
+    wanted = of_bridge(name, "exported")
     assert as_bridge(load_hf_sd(str(work / "out")), wanted) == wanted
+
+
+def test_projectors_of_gemma_4_12b_lie_beside_what_megatron_bridge_makes(work):
+    """In its layout, by the rules of Gemma 4's towers. Without a sidecar the names are those that transformers saves."""
+    import torch
+    hf = hf_of("gemma4_unified")
+    run_ok("convert", hf, work / "megatron", "--tp", 2, "--megatron-layout", "megatron-bridge", "--make-vocab-size-divisible-by", 1)
+    weights, found = load_hf_sd(str(hf)), stored(work / "megatron")
+    beside = {key: tensor for key, tensor in found.items() if not key.startswith("language_model.")}
+    wanted = of_bridge("gemma4_unified", "megatron")
+    assert as_bridge({key.removeprefix("language_model."): tensor for key, tensor in found.items() if key not in beside}, wanted) == wanted
+    assert {f"model.{key}" for key in beside} == {name for name in weights if ".language_model." not in name}
+    assert all(torch.equal(tensor, weights[f"model.{key}"]) for key, tensor in beside.items())
+    shutil.rmtree(iteration_folder(work / "megatron") / "ferry")
+    (work / "alone").mkdir()
+    shutil.copy(hf / "config.json", work / "alone")
+    run_ok("convert", work / "megatron", work / "out", "--hf-config", work / "alone")
+    back = load_hf_sd(str(work / "out"))
+    assert back.keys() == weights.keys() and all(torch.equal(tensor.bfloat16(), weights[name]) for name, tensor in back.items())
+
+
+def test_transformers_computes_gemma_4_12b_as_a_gemma_4(unified_text):
+    import torch
+    import transformers as T
+    own = T.Gemma4UnifiedForCausalLM.from_pretrained(unified_text, dtype=torch.float32).eval()
+    other = T.Gemma4ForCausalLM(T.Gemma4TextConfig(**gemma4_text(num_global_key_value_heads=1, hidden_size_per_layer_input=0))).eval()
+    other.load_state_dict(own.state_dict())
+    ids = torch.arange(20)[None] * 3 % 80 + 4
+    with torch.no_grad():
+        assert torch.equal(own(input_ids=ids).logits, other(input_ids=ids).logits)
+
+
+def megatron_files(folder):
+    """The files that a job of Megatron reads, with its arguments"""
+    return {name: content for name, content in tree(folder).items() if "ferry/" not in str(name)}
+
+
+def test_what_config_json_leaves_out_is_what_the_class_of_transformers_takes(work):
+    import torch
+    import transformers as T
+    sizes = dict(hidden_size=2, intermediate_size=3, num_hidden_layers=7)
+    T.Gemma4UnifiedForCausalLM(T.Gemma4UnifiedTextConfig(**sizes)).to(torch.bfloat16).save_pretrained(work / "said")
+    config = json.loads((work / "said/config.json").read_text())
+    own = {key: config[key] for key in ("architectures", "dtype", "model_type")}
+    hub = dict(hidden_size_per_layer_input=0, enable_moe_block=False, num_experts=None)
+    for folder, words in {"unsaid": {}, "hub": hub, "other": {"sliding_window": 512}}.items():
+        shutil.copytree(work / "said", work / folder)
+        (work / folder / "config.json").write_text(json.dumps({**own, **sizes, **words}))
+    for folder in ("said", "unsaid", "hub", "other"):
+        run_ok("convert", work / folder, work / f"{folder}-megatron")
+    files = megatron_files(work / "said-megatron")
+    assert megatron_files(work / "unsaid-megatron") == files and megatron_files(work / "hub-megatron") == files
+    assert megatron_files(work / "other-megatron") != files
 
 
 def test_layers_are_named_in_as_many_digits_as_the_last(work):
@@ -141,11 +212,16 @@ def test_transformers_computes_the_same_with_and_without_unused_weights(work):
     ("gemma4_text", {"rope_parameters": {"full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "factor": 2.0}}},
      ["the factor 2"]),
     ("gemma4_text", {"per_layer_config": {"06": {"head_dim": 12}}}, ["per_layer_config of 6", "no layer"]),
+    ("gemma4_unified", {"enable_moe_block": True}, ["text_config: enable_moe_block is true"]),
+    ("gemma4_unified", {"hidden_size_per_layer_input": 10}, ["text_config: hidden_size_per_layer_input is 10"]),
+    ("gemma4_unified", {"attention_bias": True}, ["text_config: attention_bias is true"]),
+    ("gemma4_unified", {"use_bidirectional_attention": "all"}, ["text_config: use_bidirectional_attention", "all"]),
 ])
 def test_what_no_megatron_model_holds_is_refused_by_name(name, change, words, work):
     shutil.copytree(hf_of(name), work / "hf")
     config = json.loads((hf_of(name) / "config.json").read_text())
-    (work / "hf/config.json").write_text(json.dumps({**config, **change}))
+    config.get("text_config", config).update(change)
+    (work / "hf/config.json").write_text(json.dumps(config))
     refuse("convert", work / "hf", work / "megatron", words=words)
 
 

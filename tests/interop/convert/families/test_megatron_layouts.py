@@ -34,7 +34,7 @@ CASES = {  # the layout, a model and its digests
 }
 # transformers 5.17 saves the head of Gemma 3's vision tower, which nothing of the model computes; Megatron-Bridge's has none.
 HEAD = "vision_tower.head."
-SEEING = ["mistral3", "qwen2_5_vl", "qwen3_vl", "gemma3", "gemma4", "gemma4_e2b", "gemma4_e4b", "kimi_k25"]
+SEEING = ["mistral3", "qwen2_5_vl", "qwen3_vl", "gemma3", "gemma4", "gemma4_e2b", "gemma4_e4b", "gemma4_unified", "kimi_k25"]
 
 
 TOWER = ("vision_model.", "model.visual.")
