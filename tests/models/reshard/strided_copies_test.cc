@@ -52,7 +52,7 @@ class StridedCopiesOn : public OnDevice<Device> {
 INSTANTIATE_TEST_SUITE_P(Devices,
                          StridedCopiesOn,
                          testing::Values(at::kCPU, at::kCUDA),
-                         [](const auto& info) { return StridedCopiesOn::name_of(info); });
+                         [](const auto& made) { return StridedCopiesOn::name_of(made); });
 
 class RandomStridedCopiesOn : public OnDevice<DeviceAndBlock> {
  public:
@@ -62,7 +62,7 @@ INSTANTIATE_TEST_SUITE_P(Devices,
                          RandomStridedCopiesOn,
                          testing::Combine(testing::Values(at::kCPU, at::kCUDA),
                                           testing::Range(0, kNumBlocks)),
-                         [](const auto& info) { return RandomStridedCopiesOn::name_of(info); });
+                         [](const auto& made) { return RandomStridedCopiesOn::name_of(made); });
 
 // A tensor of elements of so many bytes, in memory that begins anywhere and lies in any order of
 // its dimensions.
