@@ -188,6 +188,14 @@ void HfForm::leave_prediction_layers() {
   index_text.reset();
 }
 
+const HfForm& form_as(const HfForm& form,
+                      const std::optional<distckpt::DType>& dtype,
+                      std::optional<HfForm>& cast) {
+  if (!dtype) return form;
+  cast.emplace(form).set_dtype(*dtype);
+  return *cast;
+}
+
 std::string_view loaded_weights(const fs::path& folder) {
   for (const auto name : {distckpt::kSafetensorsModel, distckpt::kSafetensorsIndex,
                           distckpt::kTorchModel, distckpt::kTorchModelIndex}) {

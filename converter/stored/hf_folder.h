@@ -57,6 +57,12 @@ struct HfForm {
   void leave_prediction_layers();
 };
 
+// The form with another dtype, made in `cast`; without one the form itself, whose headers may be
+// large.
+const HfForm& form_as(const HfForm& form,
+                      const std::optional<distckpt::DType>& dtype,
+                      std::optional<HfForm>& cast);
+
 // The name of the file of weights, or of the index of several, that transformers 5.17 loads from a
 // folder (modeling_utils.py, _get_resolved_checkpoint_files): model.safetensors, its index,
 // pytorch_model.bin, its index, the first that is there. Empty: none is.

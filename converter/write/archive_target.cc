@@ -38,8 +38,8 @@ class ArchiveTarget : public Target {
 
   void close_sink() override {
     std::map<std::string, std::string> files;
-    auto form = hf_;
-    if (dtype_) form.set_dtype(*dtype_);
+    std::optional<HfForm> cast;
+    const auto& form = form_as(hf_, dtype_, cast);
     for (const auto& [name, file] : sidecar_files(form, !dtype_)) files.emplace(name, file.text());
     store_.finish(files);
   }

@@ -198,8 +198,8 @@ class HfTarget : public FileTarget {
   }
 
   void finish_folder() const override {
-    auto form = hf_;
-    if (dtype_) form.set_dtype(*dtype_);
+    std::optional<HfForm> cast;
+    const auto& form = form_as(hf_, dtype_, cast);
     for (const auto& name : form.carried) form.file(name).copy_to(folder_ / name);
     carry_part(hf_, folder_);
     if (index_text_) distckpt::write_text(folder_ / distckpt::kSafetensorsIndex, *index_text_);

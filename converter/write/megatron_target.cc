@@ -120,8 +120,8 @@ class MegatronTarget : public FileTarget {
 
   void finish_folder() const override {
     if (source_.hf) {
-      auto form = *source_.hf;
-      if (options_.dtype) form.set_dtype(*options_.dtype);
+      std::optional<HfForm> cast;
+      const auto& form = form_as(*source_.hf, options_.dtype, cast);
       write_sidecar(folder_, form, !options_.dtype, narrow_, source_.map.chosen);
     }
     torch_dist_.finish_folder();
