@@ -74,8 +74,7 @@ void add_split(CLI::App& app) {
   command
       ->add_option("--to", flags->form,
                    "Form of the adapter: PEFT's, Megatron-Bridge's, verl's, or that of vLLM and "
-                   "SGLang, with "
-                   "the factors of each expert under names of its own")
+                   "SGLang, with the factors of each expert under names of its own")
       ->check(CLI::IsMember({"peft", "megatron", "verl", "vllm", "sglang"}))
       ->capture_default_str();
   add_layout(*command, options.parallel);

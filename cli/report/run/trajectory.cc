@@ -77,17 +77,17 @@ class ToldTurns {
 
   void add(const std::string& text, std::vector<Turn>& turns) {
     if (next_ == answers_.size()) return turns.push_back({.who = others_, .text = text});
+    const auto take = [&] { turns.push_back(std::move(answers_[next_++])); };
     std::size_t begin = 0;
     auto at = behind(text, 0);
-    turns.push_back(std::move(answers_[next_++]));
-    for (; at != text.npos && next_ < answers_.size();
-         turns.push_back(std::move(answers_[next_++]))) {
-      const auto end = behind(text, at);
-      if (end == text.npos) break;
-      const auto first = end - probe().size();
+    take();
+    while (at != text.npos && next_ < answers_.size()) {
+      at = behind(text, at);
+      if (at == text.npos) break;
+      const auto first = at - probe().size();
       turns.back().text = text.substr(begin, first - begin);
       begin = first;
-      at = end;
+      take();
     }
     turns.back().text = text.substr(begin);
   }
