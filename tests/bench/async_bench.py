@@ -3,7 +3,7 @@
 
     build/peers/bin/python tests/bench/async_bench.py [--ferry PROGRAM] [--cores 0:1] [--mean 250] [--cap 2048] [--steps 10] [--prompts 16] [--answers 4]
         [--layers 4] [--hidden 256] [--intermediate 768] [--groups 1] [--epochs 1] [--modes collocated synchronous 1 2 4 partial2 partial4] [--warm 3]
-        [--rounds 1] [--seconds 0] [--rollouts 1]
+        [--rounds 1] [--seconds 0] [--rollouts 1] [--lr 1e-30]
     python3 tests/bench/async_bench.py --device cuda --mean 1000 --cap 8192 --prompts 32 --answers 8 --layers 28 --hidden 1536 --intermediate 8960 --groups 6
 
 Both ranks have both roles in mode `collocated`. On GPUs the model is in bf16 with heads of 128 channels, `--groups` of them for one of keys, computes
@@ -11,10 +11,13 @@ Both ranks have both roles in mode `collocated`. On GPUs the model is in bf16 wi
 `--seconds` ends a run that takes longer; its finished steps count.
 
 The model's layers cost what layers cost and add nothing: its embeddings and head make each answer a walk through stages of a length class that the
-prompt names, so that lengths are log-normal (sigma 1, Erlang of 8 stages about each of 32 quantiles). Nothing is learned (a rate of 1e-30). Prints, for
-each mode, tokens per second of steps behind the first `--warm`, and the shares of their time in which trainer and rollout idled; then a table of the best.
+prompt names, so that lengths are log-normal (sigma 1, Erlang of 8 stages about each of 32 quantiles). A stage has two tokens, and the reward is the share
+of the first ones, so that `--lr 2e-3` learns something while lengths stay as they are; at 1e-30 nothing is learned. Prints, for each mode, tokens per second
+of steps behind the first `--warm`, and the shares of their time in which trainer and rollout idled; then a table of the best, and the rewards of all steps
+over the seconds since the first one began.
 """
 import argparse
+import itertools
 import json
 import math
 import os
@@ -30,11 +33,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 CLASSES, STAGES, EOS, FIRST = 32, 8, 0, 2
+WALKS = CLASSES * STAGES  # tokens of one spelling
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 
 
-def word(k, stage):
-    return chr(0x4E00 + k * STAGES + stage)
+def word(k, stage, spelling=0):
+    return chr(0x4E00 + spelling * WALKS + k * STAGES + stage)
 
 
 def write_model(folder, options):
@@ -43,7 +47,7 @@ def write_model(folder, options):
     mu = math.log(options.mean) - 0.5
     means = [math.exp(mu + statistics.NormalDist().inv_cdf((k + 0.5) / CLASSES)) for k in range(CLASSES)]
     ends = [min(STAGES / mean, 0.999) for mean in means]  # the probability that a token ends its stage
-    hidden, vocabulary, gpu = options.hidden, FIRST + CLASSES * STAGES, options.device == "cuda"
+    hidden, vocabulary, gpu = options.hidden, FIRST + 2 * WALKS, options.device == "cuda"
     dtype, channels = (torch.bfloat16, 128) if gpu else (torch.float32, 64)
     queries, keys = hidden, hidden // options.groups
     config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": hidden, "intermediate_size": options.intermediate,
@@ -51,7 +55,7 @@ def write_model(folder, options):
               "max_position_embeddings": options.cap + 64, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "vocab_size": vocabulary, "hidden_act": "silu",
               "tie_word_embeddings": False, "torch_dtype": "bfloat16" if gpu else "float32", "bos_token_id": 1, "eos_token_id": EOS}
     (folder / "config.json").write_text(json.dumps(config))
-    names = ["<eos>", "<bos>"] + [word(k, stage) for k in range(CLASSES) for stage in range(STAGES)]
+    names = ["<eos>", "<bos>"] + [word(k, stage, spelling) for spelling in range(2) for k in range(CLASSES) for stage in range(STAGES)]
     (folder / "tokenizer.json").write_text(json.dumps({
         "version": "1.0", "truncation": None, "padding": None, "normalizer": None, "pre_tokenizer": None, "post_processor": None,
         "decoder": None, "added_tokens": [{"id": i, "content": names[i], "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
@@ -62,12 +66,13 @@ def write_model(folder, options):
     head[:, :CLASSES + STAGES] = -30 / scale
     for k in range(CLASSES):
         for stage in range(STAGES):
-            row = FIRST + k * STAGES + stage
-            embed[row, k] = embed[row, CLASSES + stage] = 1
-            head[row, k] = 0
-            head[row, CLASSES + stage] = math.log1p(-ends[k]) / scale
-            if stage > 0:
-                head[row, CLASSES + stage - 1] = math.log(ends[k]) / scale
+            for spelling in range(2):
+                row = FIRST + spelling * WALKS + k * STAGES + stage
+                embed[row, k] = embed[row, CLASSES + stage] = 1
+                head[row, k] = 0
+                head[row, CLASSES + stage] = math.log((1 - ends[k]) / 2) / scale
+                if stage > 0:
+                    head[row, CLASSES + stage - 1] = math.log(ends[k] / 2) / scale
         head[EOS, k] = math.log(ends[k]) / scale
     head[EOS, CLASSES + STAGES - 1] = 0
     embed[:FIRST, CLASSES] = 1
@@ -75,12 +80,11 @@ def write_model(folder, options):
     torch.manual_seed(0)
     for layer in range(options.layers):
         name = f"model.layers.{layer}."
-        for projection, shape in {"q": (queries, hidden), "k": (keys, hidden), "v": (keys, hidden)}.items():
-            weights[f"{name}self_attn.{projection}_proj.weight"] = 0.02 * torch.randn(shape)
-        weights[f"{name}self_attn.o_proj.weight"] = torch.zeros(hidden, queries)
-        for projection in ("gate", "up"):
-            weights[f"{name}mlp.{projection}_proj.weight"] = 0.02 * torch.randn(options.intermediate, hidden)
-        weights[f"{name}mlp.down_proj.weight"] = torch.zeros(hidden, options.intermediate)
+        # Where both factors of what a layer adds are zeros, so are their gradients: it goes on adding nothing.
+        for projection, rows, columns, used in (("self_attn.q", queries, hidden, 1), ("self_attn.k", keys, hidden, 1), ("self_attn.v", keys, hidden, 0),
+                                                    ("self_attn.o", hidden, queries, 0), ("mlp.gate", options.intermediate, hidden, 1),
+                                                    ("mlp.up", options.intermediate, hidden, 0), ("mlp.down", hidden, options.intermediate, 0)):
+            weights[f"{name}{projection}_proj.weight"] = 0.02 * used * torch.randn(rows, columns)
         for norm in ("input_layernorm", "post_attention_layernorm"):
             weights[f"{name}{norm}.weight"] = torch.ones(hidden)
     save_file({name: weight.to(dtype) for name, weight in weights.items()}, folder / "model.safetensors", {"format": "pt"})
@@ -100,7 +104,9 @@ def write_data(path, options):
 
 def write_reward(path):
     path.write_text("import json, sys\nfor line in sys.stdin:\n    q = json.loads(line)\n"
-                    "    print(json.dumps({'id': q['id'], 'score': len(q['response_ids']) % 7 / 7}), flush=True)\n")
+                    f"    ids = [id for id in q['response_ids'] if id >= {FIRST}]\n"
+                    f"    score = sum(id < {FIRST + WALKS} for id in ids) / max(1, len(ids))\n"
+                    "    print(json.dumps({'id': q['id'], 'score': score}), flush=True)\n")
 
 
 def mode_settings(mode, options):
@@ -123,7 +129,7 @@ def run(mode, options, place, folder):
     out = folder / f"run_{mode}"
     settings = {"actor_rollout_ref.model.path": str(folder), "data.train_files": [str(folder / "train.jsonl")], "data.shuffle": False, "data.train_batch_size": options.prompts,
                 "data.max_prompt_length": 8, "data.max_response_length": options.cap, f"{ACTOR}.ppo_mini_batch_size": options.prompts,
-                f"{ACTOR}.optim.lr": 1e-30, f"{ACTOR}.ppo_epochs": options.epochs, f"{ROLLOUT}.n": options.answers,
+                f"{ACTOR}.optim.lr": options.lr, f"{ACTOR}.optim.weight_decay": 0.0, f"{ACTOR}.ppo_epochs": options.epochs, f"{ROLLOUT}.n": options.answers,
                 f"{ROLLOUT}.max_num_seqs": options.prompts * options.answers, "trainer.total_training_steps": options.steps, "trainer.device": options.device,
                 "trainer.default_local_dir": str(out), "trainer.log_samples": False, "trainer.logger": ["file"], "checkpoint.save_freq": -1,
                 "reward_model.command": f"{sys.executable} {folder / 'reward.py'}"}
@@ -149,13 +155,15 @@ def run(mode, options, place, folder):
     steps = [line["data"] for line in read_lines(out / "metrics.jsonl")]
     steps = [step for step in steps if "timing_s/step" in step]
     assert len(steps) > options.warm, f"{mode}: {len(steps)} steps, of {[step['timing_s/step'] for step in steps]} seconds"
+    ends = list(itertools.accumulate(step["timing_s/step"] for step in steps))
+    curve = [(end, step["critic/score/mean"]) for end, step in zip(ends, steps)]
     steps = steps[options.warm:]
     seconds = sum(step["timing_s/step"] for step in steps)
     spans = read_lines(out / "timeline/timeline_rank1.jsonl")
     first = min((span["start"] for span in spans if span["name"] == "gen" and span["step"] > options.warm), default=math.inf)  # inf: ended before
     last = max(span["end"] for span in read_lines(out / "timeline/timeline_rank0.jsonl"))
     busy = sum(span["end"] - span["start"] for span in spans if span["name"] == "gen" and span["start"] >= first)
-    return {"rate": sum(step["perf/total_num_tokens"] for step in steps) / seconds,
+    return {"curve": curve, "rate": sum(step["perf/total_num_tokens"] for step in steps) / seconds,
             "trainer": sum(step["timing_s/gen"] for step in steps) / seconds, "rollout": max(0.0, 1 - busy / (last - first)) if last > first else math.nan,
             "gen": busy / len(steps), "learn": sum(step["timing_s/step"] - step["timing_s/gen"] for step in steps) / len(steps),
             "steps": len(steps), "mean": sum(step["response_length/mean"] for step in steps) / len(steps), "max": max(step["response_length/max"] for step in steps)}
@@ -186,6 +194,7 @@ def main():
     for name, value in {"mean": 250, "cap": 2048, "steps": 10, "prompts": 16, "answers": 4, "layers": 4, "hidden": 256, "intermediate": 768, "groups": 1, "epochs": 1, "warm": 3, "rounds": 1, "seconds": 0,
                         "rollouts": 1}.items():
         parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--lr", type=float, default=1e-30)
     options = parser.parse_args()
     places = queue.Queue()
     for place in options.cores if options.device == "cpu" else [":" * options.rollouts]:
@@ -200,6 +209,8 @@ def main():
     for mode, one in best.items():
         ratio = f"{one['rate'] / best['synchronous']['rate']:.2f} x" if "synchronous" in best else ""
         print(f"| {mode} | {one['rate']:.0f} | {ratio} | {one['trainer']:.0%} | {one['rollout']:.0%} |")
+    for mode, one in best.items():
+        print(f"\n{mode}, seconds: reward: " + ", ".join(f"{end:.0f}: {score:.3f}" for end, score in one["curve"]))
 
 
 if __name__ == "__main__":

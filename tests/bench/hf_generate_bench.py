@@ -2,7 +2,7 @@
 """Measures generation by transformers, beside rollout_bench: hf_generate_bench.py CHECKPOINT [BATCH] [INPUT] [OUTPUT] [--continuous]
 
 Requests of one length, all present from the beginning, drawn at temperature 1; the faster of two rounds. --continuous runs its continuous
-batching (generate_batch); the default is generate."""
+batching (generate_batch); the default is generate. --load-format dummy gives a model random weights, and needs config.json alone."""
 import argparse
 import json
 import time
@@ -18,9 +18,16 @@ def main():
     parser.add_argument("output", type=int, nargs="?", default=128)
     parser.add_argument("--continuous", action="store_true")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--load-format", choices=["auto", "dummy"], default="auto")
     flags = parser.parse_args()
-    attention = "paged|sdpa" if flags.continuous else "sdpa"
-    model = transformers.AutoModelForCausalLM.from_pretrained(flags.checkpoint, dtype=torch.bfloat16, attn_implementation=attention)
+    config = transformers.AutoConfig.from_pretrained(flags.checkpoint)
+    attention = "eager" if config.model_type == "gpt_oss" else "paged|sdpa" if flags.continuous else "sdpa"
+    kind, options = transformers.AutoModelForCausalLM, {"dtype": torch.bfloat16, "attn_implementation": attention}
+    if flags.load_format == "dummy":
+        with torch.device(flags.device):
+            model = kind.from_config(config, **options)
+    else:
+        model = kind.from_pretrained(flags.checkpoint, **options)
     model = model.to(flags.device).eval()
     ids = torch.randint(1000, model.config.vocab_size - 1, (flags.batch, flags.input), device=flags.device)
     config = transformers.GenerationConfig(max_new_tokens=flags.output, min_new_tokens=None if flags.continuous else flags.output, do_sample=True,

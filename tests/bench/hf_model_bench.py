@@ -1,20 +1,32 @@
 #!/usr/bin/env python3
-"""Measures with transformers what tests/bench/model_bench.cc measures: hf_model_bench.py CHECKPOINT TOKENS SEQUENCES [cpu|cuda] [ROUNDS]"""
+"""Measures with transformers what tests/bench/model_bench.cc measures: hf_model_bench.py CHECKPOINT TOKENS SEQUENCES [cpu|cuda] [ROUNDS] [HEIGHT WIDTH]
+
+HEIGHT and WIDTH are the patches of an image with which each sequence begins."""
 import json
 import sys
 import time
 
 
-def main(folder, tokens, sequences, device="cpu", rounds=5):
+def main(folder, tokens, sequences, device="cpu", rounds=5, height=0, width=0):
     import torch
     import transformers
     torch.manual_seed(1)
     attention = "eager" if transformers.AutoConfig.from_pretrained(folder).model_type == "gpt_oss" else "sdpa"
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16,
-                                                              attn_implementation=attention).to(device)
-    config = model.config
+    kind = transformers.AutoModelForImageTextToText if height else transformers.AutoModelForCausalLM
+    model = kind.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation=attention).to(device)
+    config = model.config.get_text_config()
     model.train()
     ids = torch.randint(config.vocab_size, (sequences, tokens // sequences), device=device)
+    seen = {}
+    if height:
+        image, vision = model.config.image_token_id, model.config.vision_config
+        of_image = height * width // vision.spatial_merge_size**2
+        ids[ids == image] = image + 1
+        ids[:, :of_image] = image
+        patch = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
+        seen = {"pixel_values": torch.randn(sequences * height * width, patch, device=device, dtype=torch.bfloat16),
+                "image_grid_thw": torch.tensor([[1, height, width]] * sequences, device=device),
+                "mm_token_type_ids": (ids == image).int()}
     labels = torch.randint(config.vocab_size, (tokens,), device=device)
     sync = torch.cuda.synchronize if device != "cpu" else (lambda: None)
 
@@ -31,11 +43,11 @@ def main(folder, tokens, sequences, device="cpu", rounds=5):
 
     def forward():
         with torch.inference_mode():
-            model(ids, use_cache=False)
+            model(ids, use_cache=False, **seen)
 
     def both():
         model.zero_grad(set_to_none=True)
-        torch.nn.functional.cross_entropy(model(ids, use_cache=False).logits.view(tokens, -1).float(), labels).backward()
+        torch.nn.functional.cross_entropy(model(ids, use_cache=False, **seen).logits.view(tokens, -1).float(), labels).backward()
     seconds = measure(forward)
     if device != "cpu":
         torch.cuda.reset_peak_memory_stats()
@@ -46,4 +58,4 @@ def main(folder, tokens, sequences, device="cpu", rounds=5):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:5], *map(int, sys.argv[5:6]))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:5], *map(int, sys.argv[5:8]))

@@ -18,6 +18,7 @@ SHAPES = {  # model_type, hidden, layers, heads, key-value heads, head_dim, ffn,
     "llama-3-70b": ("llama", 8192, 80, 64, 8, 128, 28672, 128256, False),
     "qwen3-0.6b": ("qwen3", 1024, 28, 16, 8, 128, 3072, 151936, True),
     "qwen3-8b": ("qwen3", 4096, 36, 32, 8, 128, 12288, 151936, False),
+    "qwen3-vl-8b": ("qwen3_vl", 4096, 36, 32, 8, 128, 12288, 151936, False),  # with its vision tower: 18 GB
     "qwen3-32b": ("qwen3", 5120, 64, 64, 8, 128, 25600, 151936, False),
     "qwen3-32b-16": ("qwen3", 5120, 16, 64, 8, 128, 25600, 151936, False),  # its first quarter: 19 GB
     "qwen3-30b-a3b": ("qwen3_moe", 2048, 48, 32, 4, 128, 768, 151936, False),  # ffn: of one of 128 experts
@@ -36,6 +37,7 @@ SHAPES = {  # model_type, hidden, layers, heads, key-value heads, head_dim, ffn,
     "deepseek-v3-671b": ("deepseek_v3", 7168, 61, 128, 128, 192, 18432, 129280, False),
     "deepseek-v3-671b-4": ("deepseek_v3", 7168, 4, 128, 128, 192, 18432, 129280, False),  # three dense layers, one with experts
     "moonlight-16b-a3b": ("moonlight", 2048, 27, 16, 16, 192, 11264, 163840, False),  # DeepSeek-V3's layers in bf16, without a low rank for queries
+    "tiny-qwen3-vl": ("qwen3_vl", 256, 4, 4, 2, 64, 512, 2000, False),
     "tiny-gemma-3": ("gemma3_text", 128, 6, 4, 2, 64, 256, 500, True),
     "tiny-gpt-oss": ("gpt_oss_mxfp4", 64, 2, 4, 2, 16, 32, 2000, False),
     "tiny": ("llama", 64, 2, 4, 2, 16, 96, 500, False),
@@ -53,6 +55,8 @@ DEEPSEEK = {
                         num_experts_per_tok=8, n_group=8, topk_group=4, routed_scaling_factor=2.5),
     "moonlight": dict(LATENT, q_lora_rank=None, n_routed_experts=64, n_shared_experts=2, moe_intermediate_size=1408, first_k_dense_replace=1,
                       num_experts_per_tok=6, n_group=1, topk_group=1, routed_scaling_factor=2.446)}
+VISION = dict(depth=27, hidden_size=1152, intermediate_size=4304, num_heads=16, in_channels=3, patch_size=16, temporal_patch_size=2,
+              spatial_merge_size=2, num_position_embeddings=2304, deepstack_visual_indexes=[8, 16, 24])
 SHARD_BYTES = 5_000_000_000
 POOL_BYTES = 64 << 20
 
@@ -63,9 +67,13 @@ def tensors(shape):
     if family in DEEPSEEK:
         yield from deepseek_tensors(shape)
         return
-    yield "model.embed_tokens.weight", [vocab, hidden]
+    root = "model."
+    if family == "qwen3_vl":
+        yield from vision_tensors(hidden)
+        root = "model.language_model."
+    yield root + "embed_tokens.weight", [vocab, hidden]
     for i in range(layers):
-        p = f"model.layers.{i}."
+        p = f"{root}layers.{i}."
         yield p + "input_layernorm.weight", [hidden]
         if family == "qwen3_5_moe_text":
             yield from qwen3_5_layer(p, shape, attends=i % 4 == 3)
@@ -100,9 +108,29 @@ def tensors(shape):
                 yield f"{p}self_attn.{name}_proj.bias", [rows]
             yield f"{p}self_attn.{name}_proj.weight", [rows, hidden]
         yield p + "self_attn.o_proj.weight", [hidden, heads * dim]
-    yield "model.norm.weight", [hidden]
+    yield root + "norm.weight", [hidden]
     if not tied:
         yield "lm_head.weight", [vocab, hidden]
+
+
+def vision_tensors(out_hidden):
+    def linear(name, rows, columns):
+        yield f"{name}.weight", [rows, *columns]
+        yield f"{name}.bias", [rows]
+
+    hidden, ffn, patch = VISION["hidden_size"], VISION["intermediate_size"], VISION["patch_size"]
+    p, merged = "model.visual.", hidden * VISION["spatial_merge_size"]**2
+    yield from linear(p + "patch_embed.proj", hidden, [VISION["in_channels"], VISION["temporal_patch_size"], patch, patch])
+    yield p + "pos_embed.weight", [VISION["num_position_embeddings"], hidden]
+    for i in range(VISION["depth"]):
+        for name, rows, columns in (("norm1", hidden, []), ("norm2", hidden, []), ("attn.qkv", 3 * hidden, [hidden]), ("attn.proj", hidden, [hidden]),
+                                    ("mlp.linear_fc1", ffn, [hidden]), ("mlp.linear_fc2", hidden, [ffn])):
+            yield from linear(f"{p}blocks.{i}.{name}", rows, columns)
+    mergers = [("merger", hidden)] + [(f"deepstack_merger_list.{i}", merged) for i in range(len(VISION["deepstack_visual_indexes"]))]
+    for name, normed in mergers:
+        yield from linear(f"{p}{name}.norm", normed, [])
+        yield from linear(f"{p}{name}.linear_fc1", merged, [merged])
+        yield from linear(f"{p}{name}.linear_fc2", out_hidden, [merged])
 
 
 def qwen3_5_layer(p, shape, attends):
@@ -290,6 +318,14 @@ def main():
                       layer_types=(["linear_attention"] * 3 + ["full_attention"]) * (layers // 4), partial_rotary_factor=0.25,
                       rope_theta=10000000.0, rope_parameters={"rope_type": "default", "rope_theta": 10000000.0, "partial_rotary_factor": 0.25})
         del config["intermediate_size"]
+    if family == "qwen3_vl":
+        turns = {"rope_type": "default", "rope_theta": 5e6, "mrope_section": [24, 20, 20] if dim == 128 else [12, 10, 10], "mrope_interleaved": True}
+        config.update(model_type="qwen3_vl_text", rope_parameters=turns)
+        if vocab == 2000:
+            VISION.update(depth=2, hidden_size=288, intermediate_size=512, num_heads=4, num_position_embeddings=64, deepstack_visual_indexes=[0, 1])
+        config = {"architectures": ["Qwen3VLForConditionalGeneration"], "model_type": "qwen3_vl", "dtype": "bfloat16", "tie_word_embeddings": tied,
+                  "image_token_id": vocab - 3, "video_token_id": vocab - 2, "vision_start_token_id": vocab - 5, "vision_end_token_id": vocab - 4,
+                  "text_config": config, "vision_config": dict(VISION, model_type="qwen3_vl", hidden_act="gelu_pytorch_tanh", out_hidden_size=hidden)}
     if family in DEEPSEEK:
         config.update(DEEPSEEK[family], model_type="deepseek_v3", num_nextn_predict_layers=1 if layers == 61 else 0, rope_theta=10000.0)
         del config["head_dim"]

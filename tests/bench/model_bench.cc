@@ -3,6 +3,8 @@
 // ranks also in how many tokens its log-probabilities differ from those of each rank alone. Beside
 // it tests/bench/hf_model_bench.py, the same with transformers.
 //   model_bench CHECKPOINT --device cuda --lengths 2048,2048,2048,2048 --tp 2 --sp
+// With --image HEIGHT,WIDTH each sequence begins with an image of so many patches, through which
+// the vision tower, which is trained, too, runs in each pass.
 #include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
 #include <fmt/format.h>
@@ -23,6 +25,9 @@
 #include "models/device/device.h"
 #include "models/distributed/world.h"
 #include "models/pipeline_forward.h"
+#include "models/spec/costs.h"
+#include "models/vision/vision_model.h"
+#include "rollout/vision/visual_prompt.h"
 #include "tests/bench/chrome_trace.h"
 
 namespace ferry {
@@ -40,6 +45,7 @@ struct Flags {
   std::string checkpoint;
   std::string device = "cpu";
   std::vector<std::int64_t> lengths{2048, 2048, 2048, 2048};
+  std::vector<std::int64_t> image{};  // height and width in patches
   int rounds = 5;
   std::string trace;
   bool sequence_parallel = false;
@@ -55,7 +61,8 @@ double multiply_adds(const models::TransformerConfig& config,
     const auto& spec = parameter.spec;
     const bool looked_up = spec.key == "embedding.word_embeddings.weight" &&
                            config.untie_embeddings_and_output_weights;
-    if (spec.shape.rank() != 2 || looked_up) continue;
+    const bool of_tower = spec.key.starts_with(models::kVisionModel);  // vision_flops() counts it
+    if (spec.shape.rank() != 2 || looked_up || of_tower) continue;
     const double share = spec.expert ? static_cast<double>(config.moe_router_topk) /
                                            static_cast<double>(config.num_moe_experts)
                                      : 1.0;
@@ -73,30 +80,89 @@ double multiply_adds(const models::TransformerConfig& config,
 
 using Chunks = std::vector<std::unique_ptr<models::GPTModel>>;
 
+struct Images {
+  std::vector<models::ImageGrid> grids{};
+  at::Tensor pixels{};  // of all
+  at::Tensor rows{};    // of the pack that stand for them
+};
+
+struct Batch {
+  models::PackedSequences pack{};
+  Images images{};
+};
+
+// Random tokens; each sequence begins with an image, if flags has one.
+Batch make_batch(const Flags& flags, const models::TransformerConfig& config) {
+  at::manual_seed(1);
+  std::vector<at::Tensor> sequences, positions, rows;
+  Images images;
+  std::int64_t begin = 0;
+  for (const auto length : flags.lengths) {
+    auto& tokens =
+        sequences.emplace_back(at::randint(config.vocab_size, {length}, at::kLong));
+    if (!flags.image.empty()) {
+      const auto& vision = *config.vision;
+      const models::ImageGrid grid{.height = flags.image[0], .width = flags.image[1]};
+      const auto count =
+          grid.num_patches() / (vision.spatial_merge_size * vision.spatial_merge_size);
+      tokens.masked_fill_(tokens.eq(vision.image_token_id), vision.image_token_id + 1);
+      tokens.narrow(0, 0, count).fill_(vision.image_token_id);
+      const auto prompt = rollout::make_visual_prompt(
+          vision, {tokens.const_data_ptr<std::int64_t>(), static_cast<std::size_t>(length)},
+          {{.pixels = at::zeros({1}, at::kByte), .grid = grid}});
+      positions.push_back(prompt->positions_of(length));
+      rows.push_back(begin + at::arange(count, at::kLong));
+      images.grids.push_back(grid);
+    }
+    begin += length;
+  }
+  Batch batch{.pack = models::pack(sequences), .images = std::move(images)};
+  if (flags.image.empty()) return batch;
+  const auto& vision = *config.vision;
+  const auto patches = flags.image[0] * flags.image[1] * std::ssize(batch.images.grids);
+  batch.pack.positions = at::cat(positions, 1);
+  batch.images.rows = at::cat(rows);
+  batch.images.pixels = at::randn({patches, vision.in_channels * vision.temporal_patch_size *
+                                                vision.patch_size * vision.patch_size});
+  return batch;
+}
+
 // A model of one chunk, filled from the checkpoint, and the batch as its rank sees it.
 struct Subject {
   Subject(const converter::Checkpoint& checkpoint,
           const models::ParallelState& mesh,
-          const models::PackedSequences& pack,
+          const Batch& whole,
           const models::ModelOptions& options)
-      : chunks(models::make_stage(checkpoint.map.config, mesh, options)), batch(pack, mesh) {
+      : chunks(models::make_stage(checkpoint.map.config, mesh, options)),
+        batch(whole.pack, mesh),
+        images(whole.images) {
+    const auto& pack = whole.pack;
     converter::load_model(chunks, checkpoint, {.round = true});
     const auto next = at::roll(pack.tokens, -1, 0);
     labels = batch.local(next);
     weights = batch.local(at::full({next.size(0)}, 1.0 / static_cast<double>(next.size(0))));
   }
   models::GPTModel& model() const { return *chunks.front(); }
+  at::Tensor forward() const {
+    if (images.grids.empty()) return model().forward(batch);
+    auto features = model().vision()->forward(images.pixels, images.grids);
+    const auto visual = batch.local({.rows = images.rows.to(features.embeddings.device()),
+                                     .embeddings = features.embeddings,
+                                     .deepstack = std::move(features.deepstack)});
+    return model().forward(batch, {}, {}, {}, visual);
+  }
   at::Tensor log_probs() const {
     const c10::InferenceMode no_gradients;
-    return model().log_probs(model().forward(batch), labels).log_probs;
+    return model().log_probs(forward(), labels).log_probs;
   }
   void step() const {
     for (const auto& leaf : model().parameters().leaves()) leaf.value.mutable_grad() = at::Tensor();
-    model().cross_entropy(model().forward(batch), labels, weights).loss.backward();
+    model().cross_entropy(forward(), labels, weights).loss.backward();
   }
 
   Chunks chunks;
   models::SequencePartition batch;
+  Images images;
   at::Tensor labels, weights;
 };
 
@@ -111,24 +177,28 @@ void run(const Flags& flags,
           mesh.shape().pp());
   const models::ModelOptions options{.alignment = mode.alignment,
                                      .sequence_parallel = flags.sequence_parallel,
-                                     .deterministic_mode = mode.deterministic};
-  at::manual_seed(1);
-  std::vector<at::Tensor> sequences;
-  for (const auto length : flags.lengths)
-    sequences.push_back(at::randint(config.vocab_size, {length}, at::kLong));
-  const auto pack = models::pack(sequences);
+                                     .deterministic_mode = mode.deterministic,
+                                     .vision_tower = !flags.image.empty()};
+  const auto batch = make_batch(flags, config);
 
   nlohmann::ordered_json report{{"program", "ferry"}, {"mode", mode.name}, {"ranks", world.size()}};
   at::Tensor expected;
   double flops = 0;
   if (mesh.shape().tp() * mesh.shape().cp() * mesh.shape().ep() > 1) {
     const models::ParallelState alone(world, {}, "alone " + mode.name);
-    const Subject whole(checkpoint, alone, pack, {.alignment = mode.alignment});
+    const Subject whole(
+        checkpoint, alone, batch,
+        {.alignment = mode.alignment, .vision_tower = options.vision_tower});
     expected = whole.log_probs();
     flops = 2 * multiply_adds(config, whole.model(), flags.lengths);
   }
-  const Subject subject(checkpoint, mesh, pack, options);
+  const Subject subject(checkpoint, mesh, batch, options);
   if (flops == 0) flops = 2 * multiply_adds(config, subject.model(), flags.lengths);
+  if (options.vision_tower) {
+    const std::vector<std::int64_t> tokens(
+        flags.lengths.size(), batch.images.rows.size(0) / std::ssize(flags.lengths));
+    flops += models::vision_flops(*config.vision, tokens);
+  }
   if (expected.defined()) {
     const auto mine = subject.batch.local(expected.cpu());
     report["unequal"] = subject.log_probs().ne(mine).sum().item<std::int64_t>();
@@ -155,13 +225,13 @@ void run(const Flags& flags,
   };
   add("forward", 1, measure([&] {
         const c10::InferenceMode no_gradients;
-        (void)subject.model().output(subject.model().forward(subject.batch));
+        (void)subject.model().output(subject.forward());
       }));
   if (!flags.forward_only) {
     models::reset_peak_memory(device);
     const double both = measure([&] { subject.step(); });
     add("forward_backward", 3, both);
-    report["tokens_per_second"] = replicas * static_cast<double>(pack.tokens.size(0)) / both;
+    report["tokens_per_second"] = replicas * static_cast<double>(batch.pack.tokens.size(0)) / both;
     report["peak_gib"] = static_cast<double>(models::peak_memory(device)) / (1LL << 30);
     if (!flags.trace.empty() && world.rank() == 0)
       write_trace([&] { subject.step(); }, device,
@@ -184,6 +254,9 @@ int main(int argc, char** argv) {
       ->required();
   app.add_option("--device", flags.device, "cpu or cuda");
   app.add_option("--lengths", flags.lengths, "Of the sequences that are packed")->delimiter(',');
+  app.add_option("--image", flags.image, "Patches of an image in each sequence: height, width")
+      ->delimiter(',')
+      ->expected(2);
   app.add_option("--rounds", flags.rounds, "Of which the fastest counts");
   app.add_option("--trace", flags.trace,
                  "Write one more round of each mode as a Chrome trace, PREFIX-MODE.json");
@@ -195,6 +268,8 @@ int main(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
   try {
     const auto checkpoint = converter::open(flags.checkpoint);
+    require(flags.image.empty() || checkpoint.map.config.computes_vision(), ErrorKind::kUsage,
+            "--image: a model that does not see");
     auto world = models::World::from_environment({.device = at::Device(flags.device)});
     for (const auto& mode :
          {Mode{"fast", Alignment::kFast, false}, Mode{"fast-deterministic", Alignment::kFast, true},
