@@ -12,9 +12,9 @@ Both ranks have both roles in mode `collocated`. On GPUs the model is in bf16 wi
 
 The model's layers cost what layers cost and add nothing: its embeddings and head make each answer a walk through stages of a length class that the
 prompt names, so that lengths are log-normal (sigma 1, Erlang of 8 stages about each of 32 quantiles). A stage has two tokens, and the reward is the share
-of the first ones, so that `--lr 2e-3` learns something while lengths stay as they are; at 1e-30 nothing is learned. Prints, for each mode, tokens per second
-of steps behind the first `--warm`, and the shares of their time in which trainer and rollout idled; then a table of the best, and the rewards of all steps
-over the seconds since the first one began.
+of the first ones, so that `--lr 2e-4` learns a little of it; much would make answers longer. At 1e-30 nothing is learned. Prints, for each mode, tokens per second
+of steps behind the first `--warm`, the shares of their time in which trainer and rollout idled, and the rewards of all steps over the seconds since the
+first one began; then a table of the best.
 """
 import argparse
 import itertools
@@ -181,7 +181,7 @@ def measure(turn, mode, options, places):
     finally:
         places.put(place)
     print(f"round {turn + 1}: {mode:12} {one['rate']:7.0f} tokens/s, idle: trainer {one['trainer']:.0%}, rollout {one['rollout']:.0%}; "
-          f"answers {one['gen']:.2f} s, the rest of a step {one['learn']:.2f} s; lengths {one['mean']:.0f}, at most {one['max']:.0f}; {one['steps']} steps", flush=True)
+          f"answers {one['gen']:.2f} s, the rest of a step {one['learn']:.2f} s; lengths {one['mean']:.0f}, at most {one['max']:.0f}; {one['steps']} steps\n  seconds: reward " + ", ".join(f"{end:.0f}: {score:.4f}" for end, score in one["curve"]), flush=True)
     return mode, one
 
 
@@ -209,8 +209,6 @@ def main():
     for mode, one in best.items():
         ratio = f"{one['rate'] / best['synchronous']['rate']:.2f} x" if "synchronous" in best else ""
         print(f"| {mode} | {one['rate']:.0f} | {ratio} | {one['trainer']:.0%} | {one['rollout']:.0%} |")
-    for mode, one in best.items():
-        print(f"\n{mode}, seconds: reward: " + ", ".join(f"{end:.0f}: {score:.3f}" for end, score in one["curve"]))
 
 
 if __name__ == "__main__":

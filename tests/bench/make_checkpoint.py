@@ -320,7 +320,7 @@ def main():
         del config["intermediate_size"]
     if family == "qwen3_vl":
         turns = {"rope_type": "default", "rope_theta": 5e6, "mrope_section": [24, 20, 20] if dim == 128 else [12, 10, 10], "mrope_interleaved": True}
-        config.update(model_type="qwen3_vl_text", rope_parameters=turns)
+        config.update(model_type="qwen3_vl_text", rope_theta=5e6, rope_parameters=turns)
         if vocab == 2000:
             VISION.update(depth=2, hidden_size=288, intermediate_size=512, num_heads=4, num_position_embeddings=64, deepstack_visual_indexes=[0, 1])
         config = {"architectures": ["Qwen3VLForConditionalGeneration"], "model_type": "qwen3_vl", "dtype": "bfloat16", "tie_word_embeddings": tied,
