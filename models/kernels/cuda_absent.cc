@@ -11,7 +11,7 @@ bool rms_norm_cuda_supports(std::int64_t) {
   return false;
 }
 RmsNormResult rms_norm_cuda(
-    const at::Tensor&, const at::Tensor&, const at::Tensor&, double, NormRounding) {
+    const at::Tensor&, const at::Tensor&, const at::Tensor&, double, NormRounding, bool) {
   no_cuda();
 }
 std::pair<at::Tensor, at::Tensor> rms_norm_backward_cuda(const at::Tensor&,

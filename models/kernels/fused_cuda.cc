@@ -64,7 +64,8 @@ RmsNormResult rms_norm_cuda(const at::Tensor& x,
                             const at::Tensor& delta,
                             const at::Tensor& weight,
                             double epsilon,
-                            NormRounding rounding) {
+                            NormRounding rounding,
+                            bool gathered) {
   const auto element = element_of(x);
   require(weight.scalar_type() == x.scalar_type() && weight.size(0) == x.size(-1), ErrorKind::kBug,
           "RMSNorm: weight of another type or size");
@@ -72,7 +73,8 @@ RmsNormResult rms_norm_cuda(const at::Tensor& x,
       !delta.defined() || (delta.sizes() == x.sizes() && delta.scalar_type() == x.scalar_type()),
       ErrorKind::kBug, "RMSNorm: a sum of unlike tensors");
   const c10::cuda::CUDAGuard device(x.device());
-  const auto shape = norm_shape(x, epsilon, rounding);
+  auto shape = norm_shape(x, epsilon, rounding);
+  shape.gathered_weight = gathered;
   const auto in = x.contiguous();
   const auto more = delta.defined() ? delta.contiguous() : delta;
   RmsNormResult result{.sum = delta.defined() ? at::empty_like(in) : in,

@@ -22,8 +22,10 @@ class FusedRmsNorm : public torch::autograd::Function<FusedRmsNorm> {
                                                 const std::optional<at::Tensor>& delta,
                                                 const at::Tensor& weight,
                                                 double epsilon,
-                                                NormRounding rounding) {
-    const auto result = rms_norm_cuda(x, delta.value_or(at::Tensor()), weight, epsilon, rounding);
+                                                NormRounding rounding,
+                                                bool gathered) {
+    const auto result =
+        rms_norm_cuda(x, delta.value_or(at::Tensor()), weight, epsilon, rounding, gathered);
     context->save_for_backward({result.sum, weight, result.inverse_rms});
     context->saved_data["added"] = delta.has_value();
     context->saved_data["rounding"] = static_cast<std::int64_t>(rounding);
@@ -39,7 +41,7 @@ class FusedRmsNorm : public torch::autograd::Function<FusedRmsNorm> {
     const auto [of_x, of_weight] =
         rms_norm_backward_cuda(of_y, saved[0], saved[1], saved[2], added ? grads[1] : at::Tensor(),
                                static_cast<NormRounding>(context->saved_data["rounding"].toInt()));
-    return {of_x, added ? of_x : at::Tensor(), of_weight, at::Tensor(), at::Tensor()};
+    return {of_x, added ? of_x : at::Tensor(), of_weight, at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
 
@@ -52,9 +54,11 @@ bool is_fused(const at::Tensor& x) {
 at::Tensor rms_norm(const at::Tensor& x,
                     const at::Tensor& weight,
                     double epsilon,
-                    NormRounding rounding) {
+                    NormRounding rounding,
+                    bool gathered) {
   if (is_fused(x))
-    return FusedRmsNorm::apply(x.contiguous(), std::nullopt, weight, epsilon, rounding)[0];
+    return FusedRmsNorm::apply(x.contiguous(), std::nullopt, weight, epsilon, rounding,
+                               gathered)[0];
   const auto wide = x.to(at::kFloat);
   const auto variance = wide.pow(2).mean(-1, /*keepdim=*/true);
   const auto normed = wide * at::rsqrt(variance + epsilon);
@@ -75,7 +79,7 @@ at::Tensor add_and_norm(ResidualStream& stream,
                         NormRounding rounding) {
   if (stream.pending.defined() && is_fused(stream.sum)) {
     const auto results = FusedRmsNorm::apply(stream.sum, std::optional(stream.pending.contiguous()),
-                                             weight, epsilon, rounding);
+                                             weight, epsilon, rounding, /*gathered=*/false);
     stream = {.sum = results[1]};
     return results[0];
   }

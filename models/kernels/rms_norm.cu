@@ -152,6 +152,7 @@ __global__ void norm_few(
       if (c < shape.channels) body(i, c);
     }
   };
+  if (shape.gathered_weight) wait_for_inputs();
   for_each([&](int i, int c) { by[i] = load<kVector>(weight + c); });
   wait_for_inputs();
   for_each([&](int i, int c) {

@@ -10,11 +10,13 @@
 
 namespace ferry::models {
 
-// x [..., channels], weight [channels] -> like x. Differentiable.
+// x [..., channels], weight [channels] -> like x. Differentiable. `gathered`: the weight is no
+// parameter but what a kernel of this step wrote, which must not be read before that one has ended.
 at::Tensor rms_norm(const at::Tensor& x,
                     const at::Tensor& weight,
                     double epsilon,
-                    NormRounding rounding = NormRounding::kBeforeWeight);
+                    NormRounding rounding = NormRounding::kBeforeWeight,
+                    bool gathered = false);
 
 // The residual stream between the layers. The next norm adds the pending summand, in one pass.
 struct ResidualStream {

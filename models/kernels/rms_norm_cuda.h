@@ -22,12 +22,13 @@ struct RmsNormResult {
 };
 
 // The norm of x, or of x + delta where delta is defined; both [..., channels]. weight [channels].
-// All tensors are bf16 or all fp32. Not differentiable.
+// All tensors are bf16 or all fp32. `gathered`: see rms_norm(). Not differentiable.
 RmsNormResult rms_norm_cuda(const at::Tensor& x,
                             const at::Tensor& delta,
                             const at::Tensor& weight,
                             double epsilon,
-                            NormRounding rounding = NormRounding::kBeforeWeight);
+                            NormRounding rounding = NormRounding::kBeforeWeight,
+                            bool gathered = false);
 
 // The gradients of x, the sum that was normed, and of weight, with the same bits at every run.
 // `grad_sum` is another gradient of x, added before rounding; undefined: none.

@@ -161,8 +161,8 @@ class SelfAttention : public Attention {
       return gather_from_tensor_model_parallel_region(part, setup_.mesh.tp(),
                                                       /*replicated=*/false);
     };
-    const auto normed =
-        rms_norm(all(mine.contiguous()), all(weight.unsqueeze(0)).squeeze(0), epsilon, rounding);
+    const auto normed = rms_norm(all(mine.contiguous()), all(weight.unsqueeze(0)).squeeze(0),
+                                 epsilon, rounding, /*gathered=*/true);
     return normed.narrow(1, setup_.mesh.coordinates().tp * mine.size(1), mine.size(1))
         .contiguous()
         .view(x.sizes());

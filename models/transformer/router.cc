@@ -22,10 +22,11 @@ TopKRouter::TopKRouter(const ModelSetup& setup, Parameters& parameters, const st
       expert_bias_(parameters.take_if(prefix + "mlp.router.expert_bias")) {}
 
 bool TopKRouter::chooses_in_one_kernel(const at::Tensor& x) const {
+  const auto experts = weight_.size(0);
+  const auto topk = setup_.config.moe_router_topk;
   return x.is_cuda() && !setup_.config.traits.moe_router_weights_in_fp32 &&
-         weight_.size(0) <= kMostChosenFrom &&
-         (setup_.alignment() == Alignment::kFast ||
-          chooses_as_aten(weight_.size(0), setup_.config.moe_router_topk, x.device()));
+         models::chooses_in_one_kernel(experts, topk) &&
+         (setup_.alignment() == Alignment::kFast || chooses_as_aten(experts, topk, x.device()));
 }
 
 Routing TopKRouter::generate(const at::Tensor& x, const RouterChoice& choice) const {

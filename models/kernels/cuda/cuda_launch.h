@@ -44,8 +44,9 @@ struct RmsNormShape {
   std::int64_t rows = 0;
   std::int64_t channels = 0;  // a multiple of 4, or below 128
   float epsilon = 0;
-  bool rounds_once = false;  // NormRounding::kOnce and kOnceByOnePlus
-  bool adds_one = false;     // NormRounding::kOnceByOnePlus
+  bool rounds_once = false;      // NormRounding::kOnce and kOnceByOnePlus
+  bool adds_one = false;         // NormRounding::kOnceByOnePlus
+  bool gathered_weight = false;  // a kernel of the stream writes the weight
 };
 // The norm of x, or with `delta` of x + delta, which is written to `sum`. Pointers are aligned to
 // 16 bytes.

@@ -5,6 +5,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 
@@ -104,9 +105,13 @@ struct ChosenExperts {
   at::Tensor weights{};  // [tokens, topk]: probabilities, of the logits' dtype
 };
 // Softmax of logits [tokens, experts] in fp32, topk of it, each divided by their sum if
-// `normalize`. bf16 or fp32 on a GPU, at most kMostChosenFrom experts. kBitwise: with the bits and,
+// `normalize`. bf16 or fp32 on a GPU, if chooses_in_one_kernel(). kBitwise: with the bits and,
 // among equal ones, the order of ATen's softmax(), topk(), sum() and division. Not differentiable.
 inline constexpr std::int64_t kMostChosenFrom = 512;
+inline constexpr std::int64_t kMostChoices = 32;
+constexpr bool chooses_in_one_kernel(std::int64_t experts, std::int64_t topk) {
+  return experts <= kMostChosenFrom && topk <= std::min(experts, kMostChoices);
+}
 ChosenExperts choose_experts(const at::Tensor& logits,
                              std::int64_t topk,
                              bool normalize,

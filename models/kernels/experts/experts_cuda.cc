@@ -201,7 +201,7 @@ ChoiceGradients combine_choices_backward_cuda(const at::Tensor& grads,
 }
 
 bool chooses_as_aten(std::int64_t experts, std::int64_t topk, at::Device device) {
-  if (experts > kMostChosenFrom || topk > experts) return false;
+  if (!chooses_in_one_kernel(experts, topk)) return false;
   static KnownOnce<std::tuple<int, std::int64_t, std::int64_t>> known;
   return known({device.index(), experts, topk}, [&] {
     const auto logits = logits_with_ties(experts, device);
@@ -276,7 +276,7 @@ bool few_routed_supported(const at::Tensor& x,
                           Alignment alignment) {
   if (!x.is_cuda() || x.scalar_type() != at::kBFloat16 || x.size(0) > kMostFewTokens ||
       weight.scalar_type() != at::kBFloat16 || !weight.is_contiguous() ||
-      weight.size(0) > kMostChosenFrom)
+      !chooses_in_one_kernel(weight.size(0), topk))
     return false;
   if (alignment == Alignment::kFast) return launch::few_rows_supported(weight.size(1));
   return launch::route_ordered_supported(

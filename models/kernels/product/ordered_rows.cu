@@ -7,12 +7,14 @@ namespace {
 using Columns = OrderedColumns<1, 12>;
 
 // Blocks of one warp. The kernel behind begins late: its blocks would take the room of this one's.
+// A weight of a single tile may be a copy with more lines (gemm_nt()), made right before.
 __global__ void __launch_bounds__(kLanes) ordered_rows(
     const Bf16* x, const Bf16* weight, const Bf16* bias, Bf16* y, int rows, int n, int k) {
   extern __shared__ __align__(128) unsigned char shared[];
   const int first = static_cast<int>(blockIdx.x) * kOrderedLines;
   const Bf16* const tiles[] = {weight + static_cast<std::int64_t>(first) * k};
   Columns columns(shared, tiles, n - first, k);
+  if (n <= kOrderedLines) wait_for_inputs();
   columns.begin();
   wait_for_inputs();
   const Bf16* of_lane[Columns::kRowsOfLane];

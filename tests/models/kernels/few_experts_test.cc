@@ -187,6 +187,7 @@ TEST_F(FewExpertKernels, RouteFewTokensInOneKernel) {
   }
   EXPECT_FALSE(
       few_routed_supported(random({kMostFewTokens + 1, 96}), random({8, 96}), 8, Alignment::kFast));
+  EXPECT_FALSE(few_routed_supported(random({1, 96}), random({64, 96}), 33, Alignment::kFast));
 }
 
 // Rows are such that sums cancel, in every second run: results are made of roundings, and many

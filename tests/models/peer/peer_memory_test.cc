@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "models/distributed/process_group.h"
+#include "models/kernels/rms_norm.h"
 #include "tests/models/cuda_fixture.h"
 #include "tests/support/models/gpu_ranks.h"
 
@@ -184,9 +185,48 @@ TEST_P(PeerMemory, KeepsItsBitsInGraphsOfManyExchanges) {
     }
     constexpr int kReplays = 3000;
     for (int i = 0; i < kReplays; ++i) {
-      if (i % 7 == world.rank()) at::cuda::sleep(20000 * (i % 11));
+      if (i % 7 == world.rank()) at::cuda::sleep(std::int64_t{20000} * (i % 11));
       graph.replay();
       if (i % 100 == 0) step();  // without the graph
+    }
+    EXPECT_EQ(wrong.item<std::int64_t>(), 0);
+    groups.peers.barrier();
+  });
+}
+
+// The norm of all heads (OLMo 2, MiniMax-M2): its weight, too, has just been gathered, from a rank
+// that may be late, while the kernels behind have begun.
+TEST_P(PeerMemory, NormsByAGatheredWeight) {
+  support::on_gpus(GetParam(), kOnGpu, [](World& world) {
+    const Groups groups(world);
+    const auto me = static_cast<std::size_t>(world.rank());
+    at::manual_seed(4);
+    const auto rows = of_all_ranks(world, {4, 1024}, at::kBFloat16);
+    auto weights = of_all_ranks(world, {1, 1024}, at::kBFloat16);
+    const auto all_rows = at::cat(rows, 1);
+    const auto all_weights = at::cat(weights, 1).squeeze(0);
+    auto wrong = at::zeros({}, at::TensorOptions().device(at::kCUDA).dtype(at::kLong));
+    const auto step = [&] {
+      weights[me].neg_();
+      all_weights.neg_();
+      const auto weight = groups.peers.all_gather_channels(weights[me]).squeeze(0);
+      const auto x = groups.peers.all_gather_channels(rows[me]);
+      const auto normed = rms_norm(x, weight, 1e-6, NormRounding::kBeforeWeight, /*gathered=*/true);
+      wrong.add_(normed.ne(rms_norm(all_rows, all_weights, 1e-6)).sum());
+    };
+    step();
+    at::cuda::CUDAGraph graph;
+    {
+      c10::cuda::getCurrentCUDAStream().synchronize();
+      const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromPool());
+      graph.capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
+      step();
+      graph.capture_end();
+    }
+    constexpr int kReplays = 1000;
+    for (int i = 0; i < kReplays; ++i) {
+      if (i % 7 == world.rank()) at::cuda::sleep(std::int64_t{20000} * (i % 11));
+      graph.replay();
     }
     EXPECT_EQ(wrong.item<std::int64_t>(), 0);
     groups.peers.barrier();
