@@ -80,7 +80,7 @@ def write_model(folder, options):
     torch.manual_seed(0)
     for layer in range(options.layers):
         name = f"model.layers.{layer}."
-        # Where both factors of what a layer adds are zeros, so are their gradients: it goes on adding nothing.
+        # Factors of what a layer adds are both zeros, and so are their gradients: the layer goes on adding nothing.
         for projection, rows, columns, used in (("self_attn.q", queries, hidden, 1), ("self_attn.k", keys, hidden, 1), ("self_attn.v", keys, hidden, 0),
                                                     ("self_attn.o", hidden, queries, 0), ("mlp.gate", options.intermediate, hidden, 1),
                                                     ("mlp.up", options.intermediate, hidden, 0), ("mlp.down", hidden, options.intermediate, 0)):

@@ -70,7 +70,7 @@ double multiply_adds(const models::TransformerConfig& config,
   }
   double sum = 0;
   for (const auto length : lengths) {
-    const double attention =
+    const auto attention =
         static_cast<double>(config.num_layers * config.num_attention_heads * config.kv_channels *
                             length);  // causal: half of both
     sum += static_cast<double>(length) * (weights + attention);
@@ -98,8 +98,7 @@ Batch make_batch(const Flags& flags, const models::TransformerConfig& config) {
   Images images;
   std::int64_t begin = 0;
   for (const auto length : flags.lengths) {
-    auto& tokens =
-        sequences.emplace_back(at::randint(config.vocab_size, {length}, at::kLong));
+    auto& tokens = sequences.emplace_back(at::randint(config.vocab_size, {length}, at::kLong));
     if (!flags.image.empty()) {
       const auto& vision = *config.vision;
       const models::ImageGrid grid{.height = flags.image[0], .width = flags.image[1]};
@@ -186,17 +185,16 @@ void run(const Flags& flags,
   double flops = 0;
   if (mesh.shape().tp() * mesh.shape().cp() * mesh.shape().ep() > 1) {
     const models::ParallelState alone(world, {}, "alone " + mode.name);
-    const Subject whole(
-        checkpoint, alone, batch,
-        {.alignment = mode.alignment, .vision_tower = options.vision_tower});
+    const Subject whole(checkpoint, alone, batch,
+                        {.alignment = mode.alignment, .vision_tower = options.vision_tower});
     expected = whole.log_probs();
     flops = 2 * multiply_adds(config, whole.model(), flags.lengths);
   }
   const Subject subject(checkpoint, mesh, batch, options);
   if (flops == 0) flops = 2 * multiply_adds(config, subject.model(), flags.lengths);
   if (options.vision_tower) {
-    const std::vector<std::int64_t> tokens(
-        flags.lengths.size(), batch.images.rows.size(0) / std::ssize(flags.lengths));
+    const std::vector<std::int64_t> tokens(flags.lengths.size(),
+                                           batch.images.rows.size(0) / std::ssize(flags.lengths));
     flops += models::vision_flops(*config.vision, tokens);
   }
   if (expected.defined()) {
@@ -243,11 +241,7 @@ void run(const Flags& flags,
   if (world.rank() == 0) fmt::print("{}\n", report.dump());
 }
 
-}  // namespace
-}  // namespace ferry
-
-int main(int argc, char** argv) {
-  using namespace ferry;
+int measure(int argc, char** argv) {
   Flags flags;
   CLI::App app("Measures a model");
   app.add_option("checkpoint", flags.checkpoint, "A checkpoint, whose weights are loaded")
@@ -266,21 +260,28 @@ int main(int argc, char** argv) {
   app.add_option("--cp", flags.parallel.context_parallel_size, "Context parallel ranks");
   app.add_option("--ep", flags.parallel.expert_model_parallel_size, "Expert parallel ranks");
   CLI11_PARSE(app, argc, argv);
+  const auto checkpoint = converter::open(flags.checkpoint);
+  require(flags.image.empty() || checkpoint.map.config.computes_vision(), ErrorKind::kUsage,
+          "--image: a model that does not see");
+  auto world = models::World::from_environment({.device = at::Device(flags.device)});
+  for (const auto& mode :
+       {Mode{"fast", Alignment::kFast, false}, Mode{"fast-deterministic", Alignment::kFast, true},
+        Mode{"bitwise", Alignment::kBitwise, true}}) {
+    run(flags, checkpoint, world, mode);
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace ferry
+
+int main(int argc, char** argv) {
   try {
-    const auto checkpoint = converter::open(flags.checkpoint);
-    require(flags.image.empty() || checkpoint.map.config.computes_vision(), ErrorKind::kUsage,
-            "--image: a model that does not see");
-    auto world = models::World::from_environment({.device = at::Device(flags.device)});
-    for (const auto& mode :
-         {Mode{"fast", Alignment::kFast, false}, Mode{"fast-deterministic", Alignment::kFast, true},
-          Mode{"bitwise", Alignment::kBitwise, true}}) {
-      run(flags, checkpoint, world, mode);
-    }
-  } catch (const Error& error) {
+    return ferry::measure(argc, argv);
+  } catch (const ferry::Error& error) {
     std::fputs(error.report().c_str(), stderr);
-    return 2;
   } catch (const std::exception& error) {
     std::fputs(error.what(), stderr);
-    return 2;
   }
+  return 2;
 }
