@@ -26,6 +26,7 @@
 #include "distckpt/base/stopwatch.h"
 #include "distckpt/execute/executor.h"
 #include "distckpt/formats/torch_dist.h"
+#include "distckpt/storage/remote_store.h"
 #include "distckpt/storage/work_folder.h"
 
 namespace ferry::converter {
@@ -93,6 +94,8 @@ void check_padding(const Checkpoint& model, const models::ParallelConfig& parall
 
 // The memory of the ranks as the source of a plan, as open() describes files.
 Checkpoint describe_mesh(const MeshLayout& mesh, const SaveOptions& options) {
+  if (options.origin != nullptr)
+    require_megatron_form(*options.origin, "no modules of Megatron-Core hold them");
   Checkpoint model{.megatron_names = true,
                    .map = options.origin != nullptr
                               ? make_model_map(options.config, spelling_of(options.origin->map))
@@ -232,6 +235,7 @@ class Saving {
   }
 
   void begin() {
+    distckpt::refuse_mistaken_path(options_.to);
     std::error_code error;
     if (fs::exists(folder_, error) && !fs::is_empty(folder_, error) && !options_.overwrite) {
       throw Error(ErrorKind::kUsage, fmt::format("{}: exists already", folder_.string()),

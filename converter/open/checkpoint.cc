@@ -18,6 +18,7 @@
 #include "distckpt/formats/safetensors.h"
 #include "distckpt/storage/remote_store.h"
 #include "distckpt/storage/remote_tree.h"
+#include "distckpt/storage/source_files.h"
 #include "distckpt/storage/source_tree.h"
 
 namespace ferry::converter {
@@ -112,7 +113,9 @@ Checkpoint open(const Location& location, const OpenOptions& options) {
 }
 
 Checkpoint open_file(const fs::path& file) {
-  distckpt::refuse_unknown_address(file);
+  distckpt::refuse_mistaken_path(file);
+  distckpt::SourceFiles files;
+  const distckpt::NotedFiles noted(files);  // which refuses pointers of git-lfs
   if (distckpt::is_remote(file)) distckpt::RemoteTree::instance().add_root(file);
   const auto folder = file.parent_path();
   Checkpoint checkpoint{.location = {.root = file, .folder = folder}};
@@ -160,6 +163,17 @@ void require_hf_form(const Checkpoint& checkpoint) {
       ErrorKind::kUsage,
       fmt::format("{}: holds no config.json for Hugging Face", checkpoint.location.folder.string()),
       "name a folder that holds config.json and the tokenizer with --hf-config");
+}
+
+void require_megatron_form(const Checkpoint& checkpoint, std::string_view instead) {
+  const auto& family = *checkpoint.map.family;
+  if (!family.passes_through) return;
+  const auto config =
+      checkpoint.hf ? checkpoint.hf->config_source() : checkpoint.location.folder.string();
+  with_context([&] { return fmt::format("reading {}", config); },
+               [&] { find_family(checkpoint.map.config.family); });
+  fail(ErrorKind::kLayout, "models of the family {} have no Megatron form here: {}",
+       family.model_type, instead);
 }
 
 void leave_out_derived(Checkpoint& checkpoint) {

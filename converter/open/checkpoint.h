@@ -92,6 +92,10 @@ std::string family_by_arguments(const Checkpoint& checkpoint, std::string_view o
 // has none.
 void require_hf_form(const Checkpoint& checkpoint);
 
+// Throws Error(kLayout), which says `instead`, if the model's tensors are not known under
+// Megatron-Core's names: their family is unknown, or passes through.
+void require_megatron_form(const Checkpoint& checkpoint, std::string_view instead);
+
 // Leaves the derived tensors out of the model: files that are made anew hold none.
 void leave_out_derived(Checkpoint& checkpoint);
 

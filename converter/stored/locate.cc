@@ -256,7 +256,7 @@ bool Location::has_own_config() const {
 
 Location locate(const fs::path& path, std::optional<Iteration> iteration) {
   require(!path.empty(), ErrorKind::kUsage, "\"\": names no checkpoint");
-  distckpt::refuse_unknown_address(path);
+  distckpt::refuse_mistaken_path(path);
   if (distckpt::is_remote(path)) distckpt::RemoteTree::instance().add_root(path);
   if (!distckpt::source_exists(path)) {
     throw Error(ErrorKind::kNotFound, fmt::format("{}: is not there", path.string()),

@@ -170,7 +170,7 @@ void refuse_checkpoint_as_root(const fs::path& target) {
 }  // namespace
 
 fs::path resolve_target(const fs::path& path) {
-  distckpt::refuse_unknown_address(path);
+  distckpt::refuse_mistaken_path(path);
   require(!path.empty(), ErrorKind::kUsage, "\"\": names no target");
   if (distckpt::is_remote(path)) {
     require(path.string().starts_with("s3://"), ErrorKind::kUsage,

@@ -5,6 +5,7 @@
 #include <cctype>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <string_view>
 
 #include "distckpt/base/encodings.h"
@@ -48,15 +49,42 @@ HubPlace parse_hub_address(std::string_view address) {
   return place;
 }
 
+// The path with ~ and the variables $NAME and ${NAME} in it replaced, as huggingface_hub does:
+// files of settings, which no shell reads, have such.
+std::string expanded(const std::string& path) {
+  const bool home = path == "~" || path.starts_with("~/");
+  std::string result = home ? environment("HOME").value_or("~") : "";
+  for (std::size_t at = home ? 1 : 0; at < path.size();) {
+    const auto begin = at + (path.compare(at, 2, "${") == 0 ? 2 : 1);
+    auto end = begin;
+    while (end < path.size() &&
+           (std::isalnum(static_cast<unsigned char>(path[end])) != 0 || path[end] == '_'))
+      ++end;
+    const auto past = end + (begin - at - 1);
+    const bool closed = begin == at + 1 || path.compare(end, 1, "}") == 0;
+    const auto value = path[at] == '$' && closed && end > begin
+                           ? environment(path.substr(begin, end - begin).c_str())
+                           : std::nullopt;
+    if (value) {
+      result += *value;
+      at = past;
+    } else {
+      result += path[at++];
+    }
+  }
+  return result;
+}
+
 fs::path hub_home() {
-  if (const auto home = environment("HF_HOME")) return *home;
-  if (const auto cache = environment("XDG_CACHE_HOME")) return fs::path(*cache) / "huggingface";
+  if (const auto home = environment("HF_HOME")) return expanded(*home);
+  if (const auto cache = environment("XDG_CACHE_HOME"))
+    return fs::path(expanded(*cache)) / "huggingface";
   return fs::path(environment("HOME").value_or("/")) / ".cache" / "huggingface";
 }
 
 fs::path hub_cache() {
   for (const auto* name : {"HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"}) {
-    if (const auto folder = environment(name)) return *folder;
+    if (const auto folder = environment(name)) return expanded(*folder);
   }
   return hub_home() / "hub";
 }
@@ -70,7 +98,8 @@ std::string cleaned(std::string token) {
 
 std::string hub_token() {
   if (auto token = cleaned(environment("HF_TOKEN").value_or("")); !token.empty()) return token;
-  const auto path = environment("HF_TOKEN_PATH").value_or((hub_home() / "token").string());
+  const auto own = environment("HF_TOKEN_PATH");
+  const auto path = own ? fs::path(expanded(*own)) : hub_home() / "token";
   std::error_code unknown;
   return fs::is_regular_file(path, unknown) ? cleaned(read_text(path, 4096)) : "";
 }
@@ -126,8 +155,19 @@ class HubStore : public RemoteStore {
     const std::lock_guard lock(mutex_);
     const auto known = snapshots_.find(place.root);
     if (known != snapshots_.end()) return known->second;
-    return snapshots_.emplace(place.root, is_offline() ? read_cached(place) : ask(place))
+    return snapshots_.emplace(place.root, is_offline() ? read_cached(place) : ask_or_hint(place))
         .first->second;
+  }
+
+  // A cached revision may be an old one: whoever wants it says so.
+  static Snapshot ask_or_hint(const HubPlace& place) {
+    try {
+      return ask(place);
+    } catch (Error& error) {
+      if (error.kind() == ErrorKind::kIo && error.hint().empty() && cached_folder(place))
+        error.set_hint("the hub's cache has it: HF_HUB_OFFLINE=1 reads it there");
+      throw;
+    }
   }
 
   static Snapshot ask(const HubPlace& place) {
@@ -175,19 +215,27 @@ class HubStore : public RemoteStore {
     return !size || static_cast<std::int64_t>(fs::file_size(file, unknown)) == *size;
   }
 
-  static Snapshot read_cached(const HubPlace& place) {
+  // The folder of the revision in the cache, if that has it; its name is the commit.
+  static std::optional<fs::path> cached_folder(const HubPlace& place) {
     const auto cache = cache_of(place);
-    Snapshot found{.commit = place.revision};
+    auto commit = place.revision;
     std::error_code unknown;
     if (const auto ref = cache / "refs" / place.revision; fs::is_regular_file(ref, unknown))
-      found.commit = cleaned(read_text(ref, 4096));
-    const auto folder = cache / "snapshots" / found.commit;
-    require(fs::is_directory(folder, unknown), ErrorKind::kNotFound,
+      commit = cleaned(read_text(ref, 4096));
+    auto folder = cache / "snapshots" / commit;
+    if (!fs::is_directory(folder, unknown)) return std::nullopt;
+    return folder;
+  }
+
+  static Snapshot read_cached(const HubPlace& place) {
+    const auto folder = cached_folder(place);
+    require(folder.has_value(), ErrorKind::kNotFound,
             "{}: is not in the hub's cache {}, and HF_HUB_OFFLINE is set", place.root,
             hub_cache().string());
-    for (const auto& entry : fs::recursive_directory_iterator(folder)) {
+    Snapshot found{.commit = folder->filename().string()};
+    for (const auto& entry : fs::recursive_directory_iterator(*folder)) {
       if (!entry.is_regular_file()) continue;
-      const auto name = entry.path().lexically_relative(folder).string();
+      const auto name = entry.path().lexically_relative(*folder).string();
       found.files.emplace(name, RemoteEntry{.address = fmt::format("{}/{}", place.root, name),
                                             .local = entry.path()});
     }

@@ -83,9 +83,13 @@ bool RemoteObject::open() {
     const auto range = parse_content_range(response.header("content-range"));
     ranged = response.status == 206;
     const auto length = response.number("content-length");
-    require(ranged || !length || *length <= kBlock, ErrorKind::kIo,
-            "{}: the server answers no ranges of bytes: it would send all {} bytes", address_,
-            length.value_or(0));
+    if (!ranged && length && *length > kBlock) {
+      throw Error(
+          ErrorKind::kIo,
+          fmt::format("{}: the server answers no ranges of bytes: it would send all {} bytes",
+                      address_, *length),
+          "python3 -m http.server is such a server; nginx and Caddy answer ranges");
+    }
     if (!ranged) return;
     require(range && range->first == 0 && range->total > range->last &&
                 range->last == std::min(kBlock, range->total) - 1,

@@ -19,9 +19,9 @@ namespace ferry::distckpt {
 // True of "https://...", "http://...", "hf://..." and "s3://...".
 bool is_remote(const std::filesystem::path& path);
 
-// Throws Error(kUsage) for what looks like the address of another store ("gs://bucket/run",
-// "s3:/bucket/run"), unless a folder here has that name.
-void refuse_unknown_address(const std::filesystem::path& path);
+// Throws Error(kUsage) for what is hardly meant: the address of another store ("gs://bucket/run",
+// "s3:/bucket/run"), unless a folder here has that name; a page of the hub; a ~ of a shell.
+void refuse_mistaken_path(const std::filesystem::path& path);
 
 // The address without slashes at its end. Throws Error(kUsage) for one that is not plainly a place:
 // with an empty name, `.` or `..` in it, a query, or a user's name.

@@ -7,11 +7,15 @@
 #include <atomic>
 #include <cctype>
 #include <set>
+#include <sstream>
+#include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "distckpt/base/error.h"
 #include "distckpt/base/threads.h"
+#include "distckpt/storage/network/http.h"
 
 namespace ferry::distckpt {
 namespace fs = std::filesystem;
@@ -32,14 +36,48 @@ bool is_below(std::string_view address, std::string_view folder) {
          address[folder.size()] == '/';
 }
 
+// "~/out" that no shell replaced: a folder of that name invites `rm -rf ~`.
+void refuse_home_sign(const std::string& text) {
+  if (!text.starts_with('~')) return;
+  const auto first = text.substr(0, text.find('/'));
+  std::error_code unknown;
+  if (first != "~" && fs::exists(first, unknown)) return;
+  throw Error(
+      ErrorKind::kUsage, fmt::format("{}: ~ stands for a folder in a shell alone", text),
+      fmt::format("write out the folder, as $HOME does; one that is named so is ./{}", text));
+}
+
+// "https://huggingface.co/ORG/REPO/tree/main", as a browser shows it.
+void refuse_page_of_hub(const std::string& text) {
+  std::vector<std::string> parts;
+  for (const auto& hub : {environment("HF_ENDPOINT").value_or(""),
+                          std::string("https://huggingface.co"), std::string("https://hf.co")}) {
+    if (hub.empty() || !text.starts_with(hub) || text.find('?') != std::string::npos) continue;
+    std::istringstream rest(text.substr(hub.size()));
+    for (std::string part; std::getline(rest, part, '/');) {
+      if (!part.empty()) parts.push_back(std::move(part));
+    }
+    break;
+  }
+  const bool in_folder = parts.size() > 3 && (parts[2] == "tree" || parts[2] == "blob");
+  if ((parts.size() != 2 && !in_folder) || parts[0] == "api") return;
+  auto address = fmt::format("hf://{}/{}", parts[0], parts[1]);
+  if (in_folder) address += "@" + parts[3];
+  for (std::size_t i = 4; i < parts.size(); ++i) address += "/" + parts[i];
+  throw Error(ErrorKind::kUsage, fmt::format("{}: is a page of the Hugging Face hub", text),
+              "the model is " + address);
+}
+
 }  // namespace
 
 bool is_remote(const fs::path& path) {
   return !scheme_of(path.native()).empty();
 }
 
-void refuse_unknown_address(const fs::path& path) {
+void refuse_mistaken_path(const fs::path& path) {
   const auto& text = path.native();
+  refuse_home_sign(text);
+  refuse_page_of_hub(text);
   const auto colon = text.find(":/");
   const bool scheme = colon != std::string::npos && colon > 1 &&
                       std::isalpha(static_cast<unsigned char>(text[0])) &&

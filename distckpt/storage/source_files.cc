@@ -4,6 +4,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <span>
+#include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -29,11 +32,26 @@ void require_equal(const std::filesystem::path& path,
               "let nobody write to the source, and run the same command again");
 }
 
+// `git clone` without git-lfs leaves a pointer of some 130 bytes in the place of each large file:
+// git-lfs.com/spec/v1.
+void refuse_pointer(const ReadFile& file) {
+  constexpr std::string_view kBegin = "version https://git-lfs";
+  constexpr std::int64_t kEnd = 1024;  // a pointer is smaller
+  if (file.size() < std::ssize(kBegin) || file.size() >= kEnd) return;
+  std::string begin(kBegin.size(), '\0');
+  file.read_at(0, std::as_writable_bytes(std::span(begin)));
+  if (begin != kBegin) return;
+  throw Error(ErrorKind::kCorrupt,
+              fmt::format("{}: is a pointer of git-lfs, not the file itself", file.path().string()),
+              "git lfs pull, in the folder that was cloned, fetches the files");
+}
+
 }  // namespace
 
 void SourceFiles::add(const ReadFile& file) {
   const auto [at, added] = files_.emplace(file.path(), file.identity());
-  if (!added) require_equal(file.path(), at->second, file.identity());
+  if (!added) return require_equal(file.path(), at->second, file.identity());
+  refuse_pointer(file);
 }
 
 void SourceFiles::require_same(const ReadFile& file) const {

@@ -11,7 +11,8 @@ namespace ferry::distckpt {
 
 class SourceFiles {
  public:
-  // Adds the file. Throws Error(kIo) if it was added before and is not the same any more.
+  // Adds the file. Throws Error(kIo) if it was added before and is not the same any more,
+  // Error(kCorrupt) if it is a pointer of git-lfs.
   void add(const ReadFile& file);
 
   // Throws Error(kIo) unless the file is as it was when it was added; others may be anything.

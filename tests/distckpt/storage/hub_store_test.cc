@@ -113,6 +113,37 @@ TEST_F(HubStoreTest, ReadsTheCacheAloneWhenOffline) {
   EXPECT_TRUE(server_.requests().empty());
 }
 
+TEST_F(HubStoreTest, SaysWhatReadsTheCacheWhereNoServerAnswers) {
+  const Environment nobody{{"HF_ENDPOINT", "http://127.0.0.1:9"}, {"FERRY_HTTP_RETRIES", "1"}};
+  EXPECT_TRUE(fails(ErrorKind::kIo, {"127.0.0.1"}, [&] {
+    try {
+      list("hf://org/model");
+    } catch (const Error& error) {
+      EXPECT_EQ(error.hint(), "");
+      throw;
+    }
+  }));
+  put(cached("refs/main"), "abc");
+  put(cached("snapshots/abc/config.json"), "{}");
+  EXPECT_TRUE(fails(ErrorKind::kIo, {"HF_HUB_OFFLINE=1"}, [&] { list("hf://org/model"); }));
+}
+
+TEST_F(HubStoreTest, ExpandsTheCachesPathAsHuggingfaceHubDoes) {
+  put(cached("refs/main"), "abc");
+  put(cached("snapshots/abc/config.json"), "{}");
+  const Environment here{{"HF_HUB_OFFLINE", "1"},
+                         {"HOME", home_.path().parent_path().string()},
+                         {"FERRY_TEST_NAME", home_.path().filename().string()}};
+  for (const auto* path : {"~/$FERRY_TEST_NAME/hub", "$HOME/${FERRY_TEST_NAME}/hub"}) {
+    const Environment cache{{"HF_HUB_CACHE", path}};
+    EXPECT_EQ(make_hub_store()->list("hf://org/model").files.size(), 1U) << path;
+  }
+  const Environment none{{"HF_HUB_CACHE", "~/$FERRY_TEST_NONE/${x"}};
+  const auto kept = home_.path().parent_path().string() + "/$FERRY_TEST_NONE/${x";
+  EXPECT_TRUE(
+      fails(ErrorKind::kNotFound, {kept}, [&] { make_hub_store()->list("hf://org/model"); }));
+}
+
 TEST_F(HubStoreTest, IsOfflineAsHuggingfaceHubIs) {
   for (const auto* word : {"1", "on", "Yes", "TRUE"}) {
     const Environment offline{{"TRANSFORMERS_OFFLINE", word}};

@@ -153,6 +153,26 @@ TEST(RemoteAddress, ThatCouldMisleadIsRefused) {
   }
 }
 
+TEST(RemoteAddress, OfAPageOfTheHubIsTheModelsAddress) {
+  const support::Environment own{{"HF_ENDPOINT", "http://hub.here:80"}};
+  const auto refused = [](const char* page, const char* model) {
+    EXPECT_TRUE(fails(ErrorKind::kUsage, {page, model}, [&] { refuse_mistaken_path(page); }));
+  };
+  refused("https://huggingface.co/org/repo", "is hf://org/repo\n");
+  refused("https://huggingface.co/org/repo/tree/main", "is hf://org/repo@main\n");
+  refused("http://hub.here:80/org/repo/blob/v1/a/b", "is hf://org/repo@v1/a/b\n");
+  for (const auto* address :
+       {"https://huggingface.co/org/repo/resolve/main", "https://host/org/repo", "hf://org/repo"})
+    EXPECT_NO_THROW(refuse_mistaken_path(address)) << address;
+}
+
+TEST(RemoteAddress, RefusesTheSignOfAShellsHome) {
+  for (const auto* path : {"~", "~/out", "~nobody_of_this_name/out"}) {
+    EXPECT_TRUE(fails(ErrorKind::kUsage, {path, "$HOME"}, [&] { refuse_mistaken_path(path); }));
+  }
+  for (const auto* path : {"./~/out", "/tmp/~", "a~"}) EXPECT_NO_THROW(refuse_mistaken_path(path));
+}
+
 TEST(RemoteAddress, WithASecretIsRefusedWithoutSayingIt) {
   RemoteTree tree;
   for (const auto* address : {"http://me:secret@host/a", "http://host/a?token=secret"}) {

@@ -55,6 +55,16 @@ TEST(SourceFiles, NotesWhatIsOpenedAndNothingElse) {
   EXPECT_EQ(inner.files().begin()->first, dir / "b");
 }
 
+TEST(SourceFiles, RefuseAPointerOfGitLfs) {
+  const TempDir dir;
+  write_text(dir / "tokenizer.json",
+             "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 11421896\n");
+  SourceFiles files;
+  const NotedFiles noted(files);
+  EXPECT_TRUE(fails(ErrorKind::kCorrupt, {"tokenizer.json", "pointer of git-lfs", "git lfs pull"},
+                    [&] { read_text(dir / "tokenizer.json"); }));
+}
+
 TEST(SourceFiles, TellAFileThatChangedSinceItWasFirstOpened) {
   for (const auto change : {rewrite_with_its_times, replace_by_another}) {
     const TempDir dir;
