@@ -90,17 +90,13 @@ void choose_target(const ConvertOptions& options, OpenedConversion& opened) {
   const bool to_hf = opened.source.megatron_names || location.format == Format::kArchive;
   opened.format = options.format.value_or(to_hf ? Format::kHuggingFace : Format::kTorchDist);
   if (const auto& family = *opened.source.map.family; family.passes_through) {
-    if (opened.format == Format::kTorchDist || options.quantize) {
-      const auto config = opened.source.hf ? opened.source.hf->config_source() : "";
-      with_context([&] { return fmt::format("reading {}", config); },
-                   [&] { find_family(opened.source.map.config.family); });
+    if (opened.format == Format::kTorchDist) {
+      require_megatron_form(opened.source,
+                            "they are converted to Hugging Face folders (--to hf) and archives "
+                            "(--to h5)");
     }
-    require(opened.format != Format::kTorchDist, ErrorKind::kLayout,
-            "models of the family {} have no Megatron form here: they are converted to Hugging "
-            "Face folders (--to hf) and archives (--to h5)",
-            family.model_type);
-    require(!options.quantize, ErrorKind::kLayout,
-            "--quantize: models of the family {} are carried as they are", family.model_type);
+    if (options.quantize)
+      require_megatron_form(opened.source, "--quantize carries their weights as they are");
   }
   opened.iteration = location.iteration.value_or(options.iteration.value_or(distckpt::Iteration{}));
   opened.target = resolve_target(options.to);

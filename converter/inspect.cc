@@ -8,8 +8,10 @@
 #include "converter/families/megatron_links.h"
 #include "converter/open/formats.h"
 #include "converter/open/megatron_opener.h"
+#include "converter/open/verl_lora.h"
 #include "distckpt/base/error.h"
 #include "distckpt/formats/torch_dist.h"
+#include "distckpt/storage/source_files.h"
 
 namespace ferry::converter {
 namespace fs = std::filesystem;
@@ -89,6 +91,7 @@ void inspect_torch_dist(InspectReport& report, const fs::path& hf_config) {
            .length = chunk.item.length,
            .box = chunk.box});
     }
+    if (is_adapter_key(tensor.key) && !is_training_state(tensor.key)) ++report.num_adapter_tensors;
     add(report, std::move(inspected));
   }
   for (const auto& object : checkpoint.objects) {
@@ -138,6 +141,8 @@ void inspect_stored(InspectReport& report, const OpenOptions& options) {
 InspectReport inspect(const fs::path& path,
                       std::optional<distckpt::Iteration> iteration,
                       const fs::path& hf_config) {
+  distckpt::SourceFiles files;
+  const distckpt::NotedFiles noted(files);  // which refuses pointers of git-lfs
   InspectReport report{.location = locate(path, iteration)};
   refuse_hf_config(report.location, hf_config);
   if (!hf_config.empty()) (void)read_hf_companions(hf_config, OpenOptions{}.links);  // it is there

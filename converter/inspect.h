@@ -43,7 +43,7 @@ struct InspectReport {
   std::map<std::string, std::int64_t> elements_by_dtype{};
   std::map<std::string, std::int64_t> chunks_by_file{};
   std::int64_t num_training_state = 0;
-  std::int64_t num_adapter_tensors = 0;  // factors of a LoRA adapter beside the model
+  std::int64_t num_adapter_tensors = 0;  // factors of a LoRA adapter, beside the model or alone
 };
 
 InspectReport inspect(const std::filesystem::path& path,

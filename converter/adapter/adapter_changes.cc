@@ -98,6 +98,7 @@ distckpt::Digest digest_of(const distckpt::SourceFiles& files, const std::option
 AdapterChanges::AdapterChanges(const fs::path& path,
                                const Checkpoint& base,
                                const std::optional<double>& alpha) {
+  require_adaptable(base);
   auto checkpoint = std::make_shared<Checkpoint>();
   std::vector<TiedTensors> tied;
   if (const auto folder = find_peft(path)) {

@@ -404,9 +404,14 @@ std::optional<AdapterForm> adapter_form(std::string_view name) {
   return name == "megatron" ? std::optional(AdapterForm::kMegatron) : std::nullopt;
 }
 
+void require_adaptable(const Checkpoint& base) {
+  require_megatron_form(base, "adapters of them are neither merged, split off nor converted");
+}
+
 Adapter open_adapter(const fs::path& path,
                      const Checkpoint& base,
                      const OpenAdapterOptions& options) {
+  require_adaptable(base);
   const auto files = std::make_shared<distckpt::SourceFiles>();
   const distckpt::NotedFiles noted(*files);
   const auto has_config = [](const fs::path& folder) {

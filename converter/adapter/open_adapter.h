@@ -57,6 +57,9 @@ struct OpenAdapterOptions {
                                   // own, where a file beside it says that
 };
 
+// Throws Error(kLayout) if the layers of the model, which adapters change, are not known.
+void require_adaptable(const Checkpoint& base);
+
 // `base` is the checkpoint that the adapter changes. Throws Error(kLayout) naming a
 // tensor that is missing, surplus or of another shape, and settings that are not converted.
 Adapter open_adapter(const std::filesystem::path& path,

@@ -13,6 +13,7 @@
 
 #include "converter/adapter/factors/one_rank.h"
 #include "converter/adapter/loops/truncated_svd.h"
+#include "converter/adapter/open_adapter.h"
 #include "converter/bridge/tensor_stream.h"
 #include "converter/delta/spool.h"
 #include "converter/families/megatron_args.h"
@@ -143,6 +144,7 @@ class AdapterSplit {
         base_(open_end(options.base, options.base_iteration)),
         tuned_(open_end(options.tuned, options.tuned_iteration)) {
     require(options.rank > 0, ErrorKind::kUsage, "--rank {}: is not positive", options.rank);
+    require_adaptable(*base_);
     require_same_model(base_->map.config, tuned_->map.config, options.base.string(),
                        options.tuned.string());
     const auto& [names, others] = std::tie(base_->map.tensors, tuned_->map.tensors);

@@ -64,6 +64,13 @@ TEST_F(Inspect, ShowsTensorsOfAModelThatIsNotKnown) {
   EXPECT_EQ(report.tensors.size(), 21U);
 }
 
+TEST_F(Inspect, RefusesAPointerOfGitLfs) {
+  distckpt::write_text(dir_ / "hf/model-00001-of-00002.safetensors",
+                       "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n");
+  EXPECT_TRUE(support::fails(ErrorKind::kCorrupt, {"00001-of-00002", "pointer of git-lfs"},
+                             [&] { inspect_folder("hf"); }));
+}
+
 TEST_F(Inspect, RefusesAConfigurationThatIsNotThere) {
   convert_to_megatron();
   EXPECT_TRUE(support::fails(ErrorKind::kNotFound, {"nowhere: is not a folder"},

@@ -13,6 +13,7 @@
 #include "converter/adapter/factors/lora_settings.h"
 #include "converter/adapter/merge_adapter.h"
 #include "converter/adapter/split_adapter.h"
+#include "converter/inspect.h"
 #include "converter/open/checkpoint.h"
 #include "converter/verify.h"
 #include "distckpt/formats/safetensors.h"
@@ -139,6 +140,17 @@ TEST_F(AdapterTest, ComesBackFromMegatronBridgesFormByteForByte) {
   EXPECT_EQ(num_zeros, 8U);
 }
 
+TEST_F(AdapterTest, OfMegatronBridgeIsNamedByInspect) {
+  write_adapter();
+  convert_adapter({.from = dir_ / "adapter",
+                   .to = dir_ / "megatron",
+                   .base = dir_ / "base",
+                   .form = AdapterForm::kMegatron});
+  const auto report = inspect(dir_ / "megatron", std::nullopt, {});
+  EXPECT_GT(report.num_adapter_tensors, 0);
+  EXPECT_EQ(report.num_adapter_tensors, std::ssize(report.tensors));
+}
+
 TEST_F(AdapterTest, IsMergedAlikeWithZerosUpToOneRank) {
   auto deeper = random_factors("model.layers.0.self_attn.o_proj", 16, 16, 5);
   deeper.rank = 4;
@@ -197,6 +209,26 @@ TEST_F(AdapterTest, NothingToSplitIsAnError) {
   fs::copy(dir_ / "base", dir_ / "same");
   EXPECT_TRUE(fails(ErrorKind::kUsage, {"do not differ"}, [&] {
     split_adapter({.base = dir_ / "base", .tuned = dir_ / "same", .to = dir_ / "out", .rank = 2});
+  }));
+  EXPECT_FALSE(fs::exists(dir_ / "out"));
+}
+
+TEST_F(AdapterTest, RefusesABaseWhoseModelTypeIsNotKnown) {
+  write_adapter();
+  auto config = distckpt::read_text(dir_ / "base/config.json");
+  config.replace(config.find("\"llama\""), 7, "\"llamb\"");
+  distckpt::write_text(dir_ / "base/config.json", config);
+  fs::copy(dir_ / "base", dir_ / "tuned");
+  auto bytes = distckpt::read_text(dir_ / "tuned/model.safetensors");
+  bytes.back() = static_cast<char>(bytes.back() ^ 1);
+  distckpt::write_text(dir_ / "tuned/model.safetensors", bytes);
+  const std::vector<std::string_view> said{"the model_type \"llamb\" is not known", "config.json"};
+  EXPECT_TRUE(fails(ErrorKind::kLayout, said, [&] { merge("adapter", "out"); }));
+  EXPECT_TRUE(fails(ErrorKind::kLayout, said, [&] {
+    convert_adapter({.from = dir_ / "adapter", .to = dir_ / "out", .base = dir_ / "base"});
+  }));
+  EXPECT_TRUE(fails(ErrorKind::kLayout, said, [&] {
+    split_adapter({.base = dir_ / "base", .tuned = dir_ / "tuned", .to = dir_ / "out", .rank = 2});
   }));
   EXPECT_FALSE(fs::exists(dir_ / "out"));
 }

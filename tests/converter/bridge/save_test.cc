@@ -438,6 +438,21 @@ TEST(Save, RefusesAMeshWithOtherPaddingThanItsArgumentsSay) {
   EXPECT_FALSE(fs::exists(dir / "saved"));
 }
 
+TEST(Save, RefusesAnOriginWhoseModelTypeIsNotKnown) {
+  const TempDir dir;
+  support::write_tiny_model({}, dir / "hf", 1);
+  auto config = distckpt::read_text(dir / "hf/config.json");
+  config.replace(config.find("\"llama\""), 7, "\"llamb\"");
+  distckpt::write_text(dir / "hf/config.json", config);
+  const auto origin = open(dir / "hf");
+  const auto mesh = distckpt::make_mesh_layout({{}}, 0, {});
+  MemorySource memory(mesh.layout);
+  const SaveOptions options{.config = origin.map.config, .to = dir / "saved", .origin = &origin};
+  EXPECT_TRUE(fails(ErrorKind::kLayout, {"the model_type \"llamb\" is not known"},
+                    [&] { save({}, mesh, memory, options); }));
+  EXPECT_FALSE(fs::exists(dir / "saved"));
+}
+
 TEST(Save, NamesATensorThatNoRankHolds) {
   const TempDir dir;
   support::write_tiny_model({}, dir / "hf", 1);
