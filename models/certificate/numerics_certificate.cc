@@ -21,7 +21,9 @@
 #include "models/kernels/product/linear.h"
 #include "models/kernels/rms_norm.h"
 #include "models/kernels/rms_norm_cuda.h"
+#include "models/spec/mesh_shape.h"
 #include "models/spec/products.h"
+#include "models/spec/sharding.h"
 #include "models/vision/vision_functions.h"
 
 namespace ferry::models {
@@ -439,6 +441,7 @@ NumericsOps bitwise_ops(at::Device device) {
 NumericsCertificate certify_numerics(const TransformerConfig& config,
                                      const NumericsOptions& options,
                                      const NumericsOps& ops) {
+  check_fits(config, MeshShape(ParallelConfig{}, 1));
   require(options.device.is_cpu() ||
               (options.dtype == at::kBFloat16 && !config.layernorm_zero_centered_gamma),
           ErrorKind::kUsage,

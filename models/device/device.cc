@@ -25,7 +25,7 @@ void set_device(c10::Device device) {
                 status == cudaSuccess
                     ? fmt::format("GPU {} is asked for, and there are {}", device.index(), count)
                     : fmt::format("there is no GPU: {}", cudaGetErrorString(status)),
-                "run on the host: --device cpu, or trainer.device=cpu");
+                "run on the host: --device cpu, of ferry train trainer.device=cpu");
   }
   int major = 0, minor = 0;
   (void)cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device.index());

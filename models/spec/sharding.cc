@@ -299,8 +299,7 @@ std::string_view not_computed(const TransformerConfig& config) {
 void check_fits(const TransformerConfig& config, const MeshShape& mesh) {
   const auto missing = not_computed(config);
   require(missing.empty(), ErrorKind::kLayout,
-          "models of the family {} are converted, but not computed: they have {}", config.family,
-          missing);
+          "models of the family {} are not computed: they have {}", config.family, missing);
   require(!config.qk_layernorm_full || mesh.tp() <= config.num_query_groups, ErrorKind::kUsage,
           "tp is {}, and norms of queries and keys over all heads take at most as many ranks as "
           "there are query groups, {}",

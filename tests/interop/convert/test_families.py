@@ -111,4 +111,4 @@ def test_ling_1_is_not_taken_for_ling_2(work):
 @pytest.mark.skipif(not (FERRY.parent / "ferry-torch").exists(), reason="this build has no models: configure it with -Dtorch_root")
 @pytest.mark.parametrize("name", NOT_COMPUTED)
 def test_what_no_module_computes_is_refused_by_name(name, folders):
-    refuse("generate", folders[name], "--prompt-ids", "1,2,3", "--max-tokens", 1, words=[name, "converted, but not computed", NOT_COMPUTED[name]])
+    refuse("generate", folders[name], "--prompt-ids", "1,2,3", "--max-tokens", 1, words=[name, "are not computed", NOT_COMPUTED[name]])

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "models/spec/products.h"
+#include "tests/support/expect.h"
 
 namespace ferry::models {
 namespace numerics_certificate_test {
@@ -91,6 +92,14 @@ TEST(NumericsCertificate, TheHostKeepsBitsInFloatOnAnyNumberOfThreads) {
     }
   }
   at::set_num_threads(threads);
+}
+
+TEST(NumericsCertificate, RefusesModelsThatAreNotComputed) {
+  auto config = tiny(false);
+  config.family = "gemma4_text";
+  config.traits.not_computed = "an input of each layer";
+  EXPECT_TRUE(support::fails(ErrorKind::kLayout, {"gemma4_text", "not computed"},
+                             [&] { certify_numerics(config, {}, bitwise_ops(at::kCPU)); }));
 }
 
 TEST(NumericsCertificate, SaysOfDeltaRulesAndTowersWhetherTransformersHasTheBits) {
