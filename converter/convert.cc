@@ -388,7 +388,7 @@ class Conversion {
       report.model_digest = model_digest(planned.tensors, copied.digests);
     for (const auto& one : planned.copy.tensors) {
       const bool weight = one.tensor.role == Role::kWeight;
-      if (weight) report.num_parameters += one.tensor.shape.product();
+      if (weight) report.num_parameters += num_parameters(one.tensor);
       if (weight || one.tensor.role == Role::kDerived) ++report.num_tensors;
       const auto is_second = [&](const distckpt::Cover& cover) {  // and not the same, rounded
         return cover.front().less == one.source.front().less;

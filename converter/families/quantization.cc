@@ -213,6 +213,17 @@ std::string quantized_weight(std::string_view name) {
   return fmt::format("{}weight", name.substr(0, dot));
 }
 
+std::int64_t num_parameters(const distckpt::ModelTensor& tensor) {
+  const std::string_view name = tensor.name;
+  const auto part = name.substr(name.rfind('.') + 1);
+  const bool packed = name.ends_with(kBlocksSuffix) || part == kInt4Weight.elements ||
+                      (part == kModelOptWeight.elements && tensor.dtype == distckpt::DType::kU8);
+  constexpr std::int64_t kFourBits = 2;  // in a byte
+  if (packed) return tensor.shape.product() * size_of(tensor.dtype) * kFourBits;
+  const bool other = quantized_weight(name) != name || is_activation_scale(name);
+  return other ? 0 : tensor.shape.product();
+}
+
 std::string without_quantization(std::string_view text,
                                  distckpt::DType dtype,
                                  std::string_view source) {

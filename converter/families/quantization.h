@@ -11,6 +11,7 @@
 #include "distckpt/base/box.h"
 #include "distckpt/base/dtype.h"
 #include "distckpt/elements/dequantize.h"
+#include "distckpt/plan/tensor_map.h"
 
 namespace ferry::converter {
 
@@ -57,6 +58,10 @@ std::optional<Quantization::Method> quantization_method(std::string_view name);
 // Nothing if the checkpoint is not quantised, or of a family that passes through. Throws
 // Error(kLayout) for every other way of quantising.
 std::optional<Quantization> parse_quantization(std::string_view text, std::string_view source);
+
+// The number of a model's parameters that a tensor holds, as files have it: none in scales, and
+// several in an element that packs four bits each.
+std::int64_t num_parameters(const distckpt::ModelTensor& tensor);
 
 // The name of the weight whose elements or scales a tensor of that name holds, or the same name.
 std::string quantized_weight(std::string_view name);

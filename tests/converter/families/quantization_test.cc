@@ -130,6 +130,21 @@ TEST(QuantizedWeight, IsThatWhoseElementsOrScalesATensorHolds) {
   EXPECT_EQ(quantized_weight("a.q_proj.bias"), "a.q_proj.bias");
 }
 
+TEST(NumParameters, CountsWeightsAndNotTheirScales) {
+  using distckpt::DType;
+  const auto count = [](const char* name, DType dtype, const distckpt::Shape& shape) {
+    return num_parameters({.name = name, .dtype = dtype, .shape = shape});
+  };
+  EXPECT_EQ(count("a.weight", DType::kF8E4M3, {128, 256}), 128 * 256);
+  EXPECT_EQ(count("a.weight_scale_inv", DType::kF32, {1, 2}), 0);
+  EXPECT_EQ(count("a.input_scale", DType::kF32, {1}), 0);
+  EXPECT_EQ(count("experts.down_proj_blocks", DType::kU8, {2, 8, 4, 16}), 2 * 8 * 128);
+  EXPECT_EQ(count("experts.down_proj_scales", DType::kU8, {2, 8, 4}), 0);
+  EXPECT_EQ(count("a.weight_packed", DType::kI32, {8, 4}), 8 * 32);
+  EXPECT_EQ(count("a.weight", DType::kU8, {8, 4}), 8 * 8);
+  EXPECT_EQ(count("a.bias", DType::kBF16, {8}), 8);
+}
+
 TEST(WithoutQuantization, TakesItOutOfBothPlacesAndKeepsTheRest) {
   const auto text = without_quantization(
       R"({"b": 1, "quantization_config": {}, "a": 2, "text_config": {"quantization_config": 3}})",
