@@ -41,7 +41,9 @@ class Verification {
       : weights_only_(weights_only),
         pair_(pair, /*without_adapter=*/true),
         left_(pair_.left()),
-        right_(pair_.right()) {}
+        right_(pair_.right()) {
+    report_.is_part = !pair.selection.is_all();
+  }
 
   VerifyReport run(const ProgressFunction& progress) {
     report_.left = left_.location.folder;

@@ -38,10 +38,11 @@ struct VerifyReport {
       configuration{};               // differences of config.json, "rope_theta: 10000.0, 500000.0"
   std::vector<std::string> files{};  // differences of the files that travel with the weights
   std::vector<std::string> notes{};  // what was not compared, and why
+  bool is_part = false;              // a selection of tensors was compared, others were not
   double seconds = 0;
 
-  // Every tensor of both was compared and equal; so are configuration and files, as far as both
-  // have them.
+  // Every tensor of both, or of the selection, was compared and equal; so are configuration and
+  // files, as far as both have them.
   bool identical() const {
     return unpaired.empty() && tensors.empty() && configuration.empty() && files.empty();
   }

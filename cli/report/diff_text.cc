@@ -171,8 +171,10 @@ std::string diff_text(const converter::DiffReport& report, DiffOrder order) {
                       format_count(counts.elements), format_bytes(report.bytes),
                       format_seconds(report.seconds));
   if (report.num_changed == 0) {
-    return text + (report.identical() ? "equal: no element differs\n"
-                                      : "no element of the tensors that both hold differs\n");
+    if (report.identical()) return text + "equal: no element differs\n";
+    return text + (report.tensors.empty()
+                       ? "no tensor could be compared: none is in both in one dtype and shape\n"
+                       : "no element of the tensors that both hold differs\n");
   }
   text += fmt::format(
       "changed  {} tensors, {} elements ({}); relative difference {}{}{}\n", report.num_changed,

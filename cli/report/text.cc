@@ -270,7 +270,10 @@ std::string inspect_text(const converter::InspectReport& report, std::string_vie
     text += fmt::format("training    {} entr{} of state\n", report.num_training_state,
                         report.num_training_state == 1 ? "y" : "ies");
   if (report.num_adapter_tensors > 0)
-    text += fmt::format("adapter     {} of LoRA\n", counted(report.num_adapter_tensors, "factor"));
+    text += fmt::format("adapter     {} of LoRA{}\n", counted(report.num_adapter_tensors, "factor"),
+                        report.num_adapter_tensors == std::ssize(report.tensors)
+                            ? ", and nothing of the model"
+                            : "");
   for (const auto& [file, chunks] : report.chunks_by_file)
     text += fmt::format("file        {}  {}\n", printable(file), counted(chunks, "chunk"));
 
@@ -322,7 +325,8 @@ std::string verify_text(const converter::VerifyReport& report) {
   text += fmt::format("compared {} tensors, {} in {}\n", report.num_compared,
                       format_bytes(report.bytes), format_seconds(report.seconds));
   if (report.identical()) {
-    text += "equal: every tensor of both was compared, bit for bit\n";
+    text += fmt::format("equal: every tensor {} was compared, bit for bit\n",
+                        report.is_part ? "that was asked for" : "of both");
   } else {
     text += fmt::format("different: {} tensors, {} settings, {} files\n", num_different,
                         report.configuration.size(), report.files.size());

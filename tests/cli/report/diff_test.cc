@@ -99,6 +99,14 @@ TEST(DiffText, OfEqualCheckpointsHasNoTables) {
                   .ends_with("no element of the tensors that both hold differs\n"));
 }
 
+TEST(DiffText, ThatComparedNothingSaysSo) {
+  DiffReport other = report();
+  other.num_changed = 0;
+  other.tensors.clear();
+  other.unpaired.push_back({.tensor = "lm_head.weight"});
+  EXPECT_TRUE(holds(diff_text(other, DiffOrder::kLayer), "no tensor could be compared"));
+}
+
 TEST(StepClass, TakesTheUpperEndOfAStepIntoIt) {
   const auto& scale = changed_share_scale();
   EXPECT_EQ(step_class(changed(100, 0), scale), "s0");

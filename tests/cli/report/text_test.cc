@@ -89,6 +89,12 @@ TEST(VerifyText, OfEqualCheckpointsSaysSo) {
                     "compared 39 tensors, 97 kB in 0.0 s\nequal: every tensor"));
 }
 
+TEST(VerifyText, OfAPartDoesNotSpeakOfEveryTensor) {
+  const auto text = verify_text({.num_compared = 12, .is_part = true});
+  EXPECT_TRUE(holds(text, "equal: every tensor that was asked for was compared"));
+  EXPECT_EQ(text.find("of both"), std::string::npos);
+}
+
 TEST(VerifyText, ShowsControlCharactersOfNamesInsteadOfSendingThem) {
   const auto text = verify_text({.tensors = {{.tensor = "a\x1b[2Jb"}}});
   EXPECT_EQ(text.find('\x1b'), std::string::npos);
