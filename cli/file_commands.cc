@@ -18,10 +18,16 @@ void add_file_commands(CLI::App& app) {
   add_split(app);
   add_watch(app);
   // Listed here; what is called is ferry-torch.
-  app.add_subcommand("bench", "Measure");
-  app.add_subcommand("generate", "Generate text with a checkpoint's model");
-  app.add_subcommand("serve", "Answer OpenAI's API over HTTP with a checkpoint's model");
-  app.add_subcommand("train", "Train a model");
+  const auto add = [&](const char* name, const char* what) {
+    app.add_subcommand(name, what)
+        ->footer(
+            "Its options are those of ferry-torch, which is not beside this program (pip install "
+            "ferry-torch); docs/cli.md lists them.");
+  };
+  add("bench", "Measure");
+  add("generate", "Generate text with a checkpoint's model");
+  add("serve", "Answer OpenAI's API over HTTP with a checkpoint's model");
+  add("train", "Train a model");
 }
 
 }  // namespace ferry::cli

@@ -158,9 +158,10 @@ Error usage_error(const CLI::ParseError& error, const Asked& asked) {
 
 // Text that did not get to its file, as on a full disk, is no answer.
 void flush_stdout() {
-  const bool written = std::fflush(stdout) == 0;
-  require(written, ErrorKind::kIo, "stdout: cannot be written: {}",
-          std::generic_category().message(errno));
+  if (std::fflush(stdout) == 0) return;
+  throw Error(ErrorKind::kIo,
+              fmt::format("stdout: cannot be written: {}", std::generic_category().message(errno)),
+              "the command itself was done: a target that it names is published");
 }
 
 int run(int argc,

@@ -303,7 +303,13 @@ def test_the_benchmark_has_no_gpu_memory_either(talker):
 def test_a_missing_program_of_models_says_how_it_is_built(tmp_path):
     shutil.copy(FERRY, tmp_path / "ferry")
     done = subprocess.run([tmp_path / "ferry", "generate", tmp_path], capture_output=True, text=True)
-    assert done.returncode == 2 and "ferry-torch does not lie beside ferry" in done.stderr and "./quickstart --rl" in done.stderr
+    assert done.returncode == 2 and "ferry-torch does not lie beside" in done.stderr and "pip install ferry-torch" in done.stderr and "./quickstart --rl" in done.stderr
+    asked = subprocess.run([tmp_path / "ferry", "generate", "--help"], capture_output=True, text=True)
+    assert asked.returncode == 0 and "Usage: ferry generate" in asked.stdout and "pip install ferry-torch" in asked.stdout
+    (tmp_path / "ferry-torch").write_text("#!/no/such/interpreter\n")
+    (tmp_path / "ferry-torch").chmod(0o755)
+    done = subprocess.run([tmp_path / "ferry", "generate", tmp_path], capture_output=True, text=True)
+    assert done.returncode == 2 and "ferry-torch: cannot be started: No such file" in done.stderr
 
 
 def test_threads_of_models_wait_asleep_unless_somebody_says_otherwise(tmp_path):
