@@ -68,7 +68,10 @@ void add_iteration(CLI::App& command,
                    std::optional<distckpt::Iteration>& iteration,
                    const std::string& what);
 
-// "256MiB", "5GB", "1000": bytes. Throws Error(kUsage) naming the flag.
+// Turns the names that torch and others have for a dtype into one of `known`: "bf16", "fp32", ...
+CLI::Validator as_dtype(const std::vector<std::string>& known);
+
+// "256MiB", "5GB", "5 gb", "5G", "1000": bytes. Throws Error(kUsage) naming the flag.
 std::int64_t parse_size(const std::string& text, const std::string& flag);
 
 // "10", "release"; nothing for an empty text. Throws Error(kUsage).

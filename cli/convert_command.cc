@@ -123,12 +123,10 @@ void add_form_options(CLI::App& command, converter::ConvertOptions& options) {
   command
       .add_option_function<std::string>(
           "--dtype",
-          [&options](const std::string& name) {
-            options.dtype = distckpt::dtype_from_short_name(name);
-          },
+          [&options](const std::string& name) { options.dtype = converter::weight_dtype(name); },
           "Cast all weights, or an adapter's factors, to nearest even; overflow is an error. "
           "Default: none")
-      ->check(CLI::IsMember({"bf16", "fp16", "fp32"}));
+      ->transform(as_dtype({"bf16", "fp16", "fp32"}));
   command
       .add_option_function<std::string>(
           "--mtp",

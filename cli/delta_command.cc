@@ -171,6 +171,8 @@ void add_apply(CLI::App& parent) {
                    "folder of versions), and where to write")
       ->required();
   add_target(*command, flags->format, flags->options);
+  command->get_option("--resume")
+      ->description("Go on with an interrupted run of the same command (not with slime's form)");
   add_reading(*command, *flags);
   command->footer(
       "Exit status: 0 applied and proved, 2 trouble (nothing was published, nothing was lost).");
@@ -194,6 +196,7 @@ void add_inspect_delta(CLI::App& parent) {
   command->add_option("DELTA", flags->path, "A delta, or a folder of slime's versions")->required();
   command->add_flag("--tensors", flags->tensors, "List each tensor that changed");
   add_json(*command, flags->json);
+  command->footer("Exit status: 0 shown, 2 trouble.");
   command->callback([command, flags] { run_inspect(*command, *flags); });
 }
 
@@ -203,6 +206,7 @@ void add_delta(CLI::App& app) {
   auto* command = app.add_subcommand(
       "delta", "What changed between two checkpoints: make, apply, verify and inspect it");
   command->require_subcommand(1);
+  command->footer("");  // each has its own
   add_make(*command);
   add_apply(*command);
   add_verify_delta(*command);

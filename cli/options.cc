@@ -1,6 +1,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <cmath>
 #include <iterator>
@@ -128,8 +129,7 @@ void add_target(CLI::App& command, std::string& format, converter::ConvertOption
       "500MB");
   command.add_flag("--overwrite", options.overwrite,
                    "Replace a checkpoint of the same format that is there, atomically");
-  command.add_flag("--resume", options.resume,
-                   "Go on with an interrupted run of the same command (not with slime's deltas)");
+  command.add_flag("--resume", options.resume, "Go on with an interrupted run of the same command");
 }
 
 converter::Format target_format(const std::string& format,
@@ -181,14 +181,27 @@ void add_iteration(CLI::App& command,
   command.add_option_function<std::string>(flag, parse, what)->type_name("N|release");
 }
 
+CLI::Validator as_dtype(const std::vector<std::string>& known) {
+  const CLI::Validator member = CLI::IsMember(known);
+  return {[member](std::string& text) {
+            if (const auto dtype = converter::weight_dtype(text)) text = short_name(*dtype);
+            return member(text);
+          },
+          member.get_description()};
+}
+
 std::int64_t parse_size(const std::string& text, const std::string& flag) {
   static const std::map<std::string, double> units{
-      {"", 1},      {"B", 1},        {"KB", 1e3},     {"kB", 1e3},     {"MB", 1e6},    {"GB", 1e9},
-      {"TB", 1e12}, {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30}, {"TiB", 0x1p40}};
+      {"", 1},         {"b", 1},        {"k", 1e3},      {"kb", 1e3},    {"m", 1e6},
+      {"mb", 1e6},     {"g", 1e9},      {"gb", 1e9},     {"t", 1e12},    {"tb", 1e12},
+      {"kib", 0x1p10}, {"mib", 0x1p20}, {"gib", 0x1p30}, {"tib", 0x1p40}};
   double number = 0;
   const auto* end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, number);
-  const auto unit = units.find(std::string(stop, end));
+  auto [stop, error] = std::from_chars(text.data(), end, number);
+  if (stop != end && *stop == ' ') ++stop;
+  std::string letters(stop, end);
+  for (auto& c : letters) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  const auto unit = units.find(letters);
   const bool good = error == std::errc() && unit != units.end() && number * unit->second >= 1 &&
                     number * unit->second < 0x1p62;
   require(good, ErrorKind::kUsage, "{} {}: is not a size such as 256MiB or 5GB", flag, text);

@@ -3,12 +3,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
+#include <cctype>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "converter/families/quantization.h"
 #include "distckpt/base/error.h"
+#include "distckpt/base/named.h"
 #include "distckpt/elements/dequantize.h"
 
 namespace ferry::converter {
@@ -54,6 +57,23 @@ void require_used(bool used, std::string_view flag, std::string_view why, std::s
 }
 
 }  // namespace
+
+std::optional<distckpt::DType> weight_dtype(std::string_view name) {
+  using distckpt::DType;
+  constexpr auto kNames = std::to_array<Named<DType>>({{"bf16", DType::kBF16},
+                                                       {"fp16", DType::kF16},
+                                                       {"fp32", DType::kF32},
+                                                       {"bfloat16", DType::kBF16},
+                                                       {"float16", DType::kF16},
+                                                       {"half", DType::kF16},
+                                                       {"f16", DType::kF16},
+                                                       {"float32", DType::kF32},
+                                                       {"float", DType::kF32},
+                                                       {"f32", DType::kF32}});
+  std::string lower(name);
+  for (auto& c : lower) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return find_in(kNames, lower);
+}
 
 void require_no_layout(const models::ParallelConfig& parallel,
                        std::string_view target,

@@ -2,11 +2,13 @@
 // expects another target.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "converter/convert.h"
+#include "distckpt/base/dtype.h"
 #include "models/spec/parallel_config.h"
 
 namespace ferry::converter {
@@ -20,5 +22,9 @@ void require_effective(const ConvertOptions& options, const Checkpoint& source, 
 void require_no_layout(const models::ParallelConfig& parallel,
                        std::string_view target,
                        const std::vector<std::string>& given = {});
+
+// kBF16, kF16 or kF32 of "bf16", "fp16", "fp32", and of the names that torch, NumPy, vLLM and
+// safetensors have: "bfloat16", "half", "float16", "F16", "float32", ... Nothing for others.
+std::optional<distckpt::DType> weight_dtype(std::string_view name);
 
 }  // namespace ferry::converter

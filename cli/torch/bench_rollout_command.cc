@@ -320,6 +320,7 @@ void bench_on_rank(const BenchRolloutFlags& flags, models::World& world) {
 void add_bench(CLI::App& app) {
   auto* const bench = app.add_subcommand("bench", "Measure");
   bench->require_subcommand(1);
+  bench->footer("");  // `rollout` has its own
   const auto flags = std::make_shared<BenchRolloutFlags>();
   auto* const command = bench->add_subcommand(
       "rollout", "Replay a load of requests: throughput, latencies, share of the roofline");

@@ -140,7 +140,7 @@ void add_rollout(CLI::App& command, RolloutFlags& flags) {
       ->check(CLI::IsMember({"auto", "dummy"}))
       ->capture_default_str();
   command.add_option("--dtype", flags.dtype, "What the model computes in: bf16 or fp32")
-      ->check(CLI::IsMember({"bf16", "fp32"}))
+      ->transform(as_dtype({"bf16", "fp32"}))
       ->capture_default_str();
   add_rollout_mesh(command, flags.mesh);
   command

@@ -179,6 +179,7 @@ void add_replica(CLI::App& train) {
 void add_train(CLI::App& app) {
   auto* const train = app.add_subcommand("train", "Train a model");
   train->require_subcommand(1);
+  train->footer("");  // each has its own
   add_training(*train, "sft",
                "Supervised fine-tuning on conversations, from a checkpoint of any format",
                std::make_shared<TrainFlags>(), train_sft);

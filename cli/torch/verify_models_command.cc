@@ -154,7 +154,7 @@ void add_verify_models(CLI::App& app) {
   command
       ->add_option("--dtype", flags->dtype,
                    "What the model computes in: bf16 or fp32. Default: as the reference")
-      ->check(CLI::IsMember({"bf16", "fp32"}));
+      ->transform(as_dtype({"bf16", "fp32"}));
   command->add_flag("--packed", flags->packed,
                     "All sequences in one batch. Default: one at a time");
   command->add_flag("--finite", flags->finite,

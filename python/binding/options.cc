@@ -1,6 +1,7 @@
 #include "python/binding/options.h"
 
 #include "converter/open/prediction_layers.h"
+#include "converter/option_check.h"
 #include "distckpt/base/error.h"
 #include "distckpt/execute/rendezvous.h"
 
@@ -89,9 +90,9 @@ std::optional<distckpt::Iteration> Options::iteration(const char* name) const {
 std::optional<distckpt::DType> Options::dtype() const {
   const auto name = get<std::string>("dtype");
   if (name.empty()) return std::nullopt;
-  require(name == "bf16" || name == "fp16" || name == "fp32", ErrorKind::kUsage,
-          "dtype={}: is none of bf16, fp16, fp32", name);
-  return distckpt::dtype_from_short_name(name);
+  const auto dtype = converter::weight_dtype(name);
+  require(dtype.has_value(), ErrorKind::kUsage, "dtype={}: is none of bf16, fp16, fp32", name);
+  return dtype;
 }
 
 converter::Selection Options::selection() const {

@@ -127,6 +127,15 @@ TEST_F(Commands, ConvertNamesTheOptionThatItDoesNotTake) {
   }
 }
 
+TEST_F(Commands, ConvertTakesTheNamesThatTorchHasForDtypes) {
+  EXPECT_EQ(ferry({"convert", at("hf"), at("short"), "--to", "hf", "--dtype", "fp32"}).status, 0);
+  for (const auto* name : {"float32", "F32", "float"}) {
+    const auto to = at(name);
+    EXPECT_EQ(ferry({"convert", at("hf"), to, "--to", "hf", "--dtype", name}).status, 0) << name;
+    EXPECT_EQ(ferry({"verify", at("short"), to}).status, 0) << name;
+  }
+}
+
 TEST_F(Commands, ConvertOfAnAdapterTakesNoOptionsOfAModel) {
   const auto outcome =
       ferry({"convert", at("other"), at("out"), "--base", at("hf"), "--to", "peft", "--resume"});

@@ -24,10 +24,12 @@ TEST(ParseSize, KnowsDecimalAndBinaryUnits) {
   EXPECT_EQ(parse_size("1.5KiB", "--x"), 1536);
   EXPECT_EQ(parse_size("20kB", "--x"), 20'000);
   EXPECT_EQ(parse_size("20KB", "--x"), 20'000);
+  for (const auto* text : {"5gb", "5G", "5 GB", "5g"})
+    EXPECT_EQ(parse_size(text, "--x"), 5'000'000'000) << text;
 }
 
 TEST(ParseSize, NamesTheFlagOfTextThatIsNoSize) {
-  for (const auto* text : {"", "5 GB", "banana", "-1", "0", "0.5B", "1e30", "5gb"})
+  for (const auto* text : {"", "5  GB", "banana", "-1", "0", "0.5B", "1e30", "5 parrots", "5bg"})
     EXPECT_TRUE(fails(ErrorKind::kUsage, {"--max-memory", "is not a size such as 256MiB or 5GB"},
                       [&] { parse_size(text, "--max-memory"); }))
         << text;

@@ -75,5 +75,15 @@ TEST(RequireEffective, Fp8IsNotKeptAndCast) {
                       {"--keep-quantized (--keep-fp8) and --dtype exclude each other"}));
 }
 
+TEST(WeightDtype, HasTheNamesOfTorchAndOfSafetensors) {
+  using distckpt::DType;
+  for (const auto* name : {"bf16", "bfloat16", "BF16"}) EXPECT_EQ(weight_dtype(name), DType::kBF16);
+  for (const auto* name : {"fp16", "float16", "half", "F16"})
+    EXPECT_EQ(weight_dtype(name), DType::kF16);
+  for (const auto* name : {"fp32", "float32", "float", "F32"})
+    EXPECT_EQ(weight_dtype(name), DType::kF32);
+  for (const auto* name : {"", "int8", "fp8", "float64"}) EXPECT_FALSE(weight_dtype(name)) << name;
+}
+
 }  // namespace option_check_test
 }  // namespace ferry::converter
