@@ -1,7 +1,7 @@
 """A loader of weights for vLLM, from a checkpoint of any format: load format "ferry", and weight transfer backend "ferry".
 
     import ferry.compat.vllm
-    ferry.compat.vllm.register()    # vLLM calls it itself where this package is installed: it is a plugin
+    ferry.compat.vllm.register()    # vLLM calls plugin(), which does it, where this package is installed
     llm = vllm.LLM(model="hf", load_format="ferry", model_loader_extra_config={"checkpoint": "megatron"})
 
 Configuration and tokenizer are those of `model`, a Hugging Face folder that needs no weights. A running engine takes the weights of another checkpoint:
@@ -12,6 +12,7 @@ Configuration and tokenizer are those of `model`, a Hugging Face folder that nee
     llm.update_weights(WeightTransferUpdateRequest(update_info={"checkpoint": "megatron"}))
     llm.finish_weight_update()
 """
+import logging
 from dataclasses import dataclass, field
 from typing import Any, Dict, Iterator, Mapping, Tuple
 
@@ -99,6 +100,14 @@ def register(load_format: str = "ferry") -> None:
         return
     if load_format not in getattr(WeightTransferEngineFactory, "_registry", ()):  # plugins are loaded more than once
         WeightTransferEngineFactory.register_engine(load_format, engine)
+
+
+def plugin() -> None:
+    """The entry point that vLLM calls in each of its processes: register(), but a vLLM that lacks what it needs starts without, and logs why."""
+    try:
+        register()
+    except Exception as error:  # of a vLLM that is older or younger than those that this was written for
+        logging.getLogger(__name__).warning("ferry: no load format \"ferry\" in this vLLM: %s: %s", type(error).__name__, error)
 
 
 def weight_transfer_engine() -> type:

@@ -147,8 +147,19 @@ def test_an_option_that_is_not_known_is_refused():
         ferry.compat.vllm.weights_iterator(HF, {"num_threads": 8})
 
 
-def test_vllm_finds_the_loader_as_a_plugin():
-    assert 'entry-points."vllm.general_plugins"]\nferry = "ferry.compat.vllm:register"' in (ROOT / "pyproject.toml").read_text()
+def test_vllm_finds_the_loader_as_a_plugin(vllm):
+    assert 'entry-points."vllm.general_plugins"]\nferry = "ferry.compat.vllm:plugin"' in (ROOT / "pyproject.toml").read_text()
+    ferry.compat.vllm.plugin()
+    assert "ferry" in vllm
+
+
+def test_a_vllm_that_lacks_the_registry_starts_without_the_plugin(vllm, caplog):
+    """vLLM 0.9 calls what its plugins load outside of its try."""
+    del sys.modules["vllm.model_executor.model_loader"].register_model_loader
+    with pytest.raises(ImportError):
+        ferry.compat.vllm.register()
+    ferry.compat.vllm.plugin()
+    assert not vllm and "cannot import name 'register_model_loader'" in caplog.text
 
 
 class TransferEngine(ABC):
