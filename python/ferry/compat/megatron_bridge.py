@@ -5,6 +5,7 @@
     AutoBridge.from_hf_pretrained("Qwen/Qwen3-8B").export_ckpt("megatron", "hf")
 """
 import os
+import re
 from typing import Any, Iterator, NamedTuple, Optional, Union
 from urllib.parse import quote
 
@@ -12,7 +13,7 @@ from .. import _checkpoint, _ferry, _reports
 from .._checkpoint import Checkpoint
 from .._errors import Error
 from .._arguments import Iteration, Path, require_folder
-from .._reports import ConvertReport
+from .._reports import AdapterReport, ConvertReport
 
 
 def write_run_config(path: Path, *, iteration: Iteration = None, hf_config: Optional[Path] = None, hf_model_id: Optional[str] = None) -> str:
@@ -41,6 +42,8 @@ class HFWeightTuple(NamedTuple):
 
 # Options of transformers' from_pretrained that say how a model in memory is made: there is none
 _OF_MODELS = {"trust_remote_code", "device_map", "attn_implementation", "low_cpu_mem_usage", "use_safetensors", "local_files_only"}
+_OF_ENVIRONMENT = {"token": "HF_TOKEN", "cache_dir": "HF_HUB_CACHE"}
+_HUB_NAME = re.compile(r"[A-Za-z0-9_][\w.-]*/[A-Za-z0-9_][\w.-]*")
 _DTYPES = {"dtype", "torch_dtype"}  # of such a model, too; an imported checkpoint is cast
 
 
@@ -66,15 +69,45 @@ class AutoBridge:
 
         Raises:
             TypeError: for another keyword
+            Error: "not_found" for a path that is not there; "usage" for token and cache_dir, which HF_TOKEN and HF_HUB_CACHE say
         """
         revision = kwargs.pop("revision", None)
+        for option, variable in _OF_ENVIRONMENT.items():
+            if kwargs.pop(option, None) is not None:
+                raise Error("usage", f"{option}: is read from the environment alone", [], f"set {variable}")
         surplus = set(kwargs) - _OF_MODELS - _DTYPES
         if surplus:
             raise TypeError(f"from_hf_pretrained() got unexpected keyword arguments: {', '.join(sorted(surplus))}")
         name = os.fspath(path)
         if not os.path.exists(name) and "://" not in name:
+            if not _HUB_NAME.fullmatch(name):
+                raise Error("not_found", f"{name}: is not there", [], "a model of huggingface.co is ORG/REPO")
             name = f"hf://{name}" + (f"@{quote(revision, safe='')}" if revision else "")
         return cls(name)
+
+    @classmethod
+    def from_auto_config(cls, megatron_path: Path, hf_model_id: Path, trust_remote_code: bool = False) -> "AutoBridge":
+        """Names the Hugging Face model whose configuration and tokenizer a Megatron checkpoint is exported with.
+
+        Args:
+            megatron_path: the checkpoint. Its arguments have to be those of hf_model_id: a configuration of a smaller model is not made up.
+            hf_model_id: as in from_hf_pretrained(); its weights are not read
+            trust_remote_code: has no effect
+
+        Raises:
+            Error: as ferry.open() does
+        """
+        bridge = cls.from_hf_pretrained(hf_model_id)
+        _checkpoint.open(megatron_path, hf_config=bridge._config_for(megatron_path, None))
+        return bridge
+
+    @classmethod
+    def can_handle(cls, path: Path, trust_remote_code: bool = False) -> bool:
+        """Tells whether import_ckpt() takes a Hugging Face model: `path` as in from_hf_pretrained(). trust_remote_code has no effect."""
+        try:
+            return _checkpoint.open(cls.from_hf_pretrained(path).hf_pretrained)._run_config_problem is None
+        except Error:
+            return False
 
     @classmethod
     def import_ckpt(cls, hf_model_id: Path, megatron_path: Path, **kwargs: Any) -> ConvertReport:
@@ -92,7 +125,7 @@ class AutoBridge:
         Raises:
             Error: as ferry.convert() does, and "usage" for a family that has no provider; then nothing was written
         """
-        source, options = cls.from_hf_pretrained(hf_model_id, **{name: kwargs.pop(name) for name in _OF_MODELS | {"revision"} if name in kwargs}), kwargs
+        source, options = cls.from_hf_pretrained(hf_model_id, **{name: kwargs.pop(name) for name in _OF_MODELS | set(_OF_ENVIRONMENT) | {"revision"} if name in kwargs}), kwargs
         require_folder(megatron_path, "Megatron-Bridge's checkpoints, with a run_config.yaml, are written")
         dtypes = [options.pop(name) for name in sorted(_DTYPES) if name in options]
         if len(dtypes) == 2:
@@ -126,6 +159,26 @@ class AutoBridge:
         """
         return _reports.convert(megatron_path, hf_path, to="hf", hf_config=self._config_for(megatron_path, source_path), overwrite=overwrite,
                                 progress=None if show_progress else False)
+
+    def export_adapter_ckpt(self, peft_checkpoint: Path, output_path: Path, show_progress: bool = True,
+                            exclude_adapter_base_prefixes: None = None) -> AdapterReport:
+        """Converts a LoRA adapter of Megatron-Bridge, trained on this model, to a folder of PEFT.
+
+        Args:
+            peft_checkpoint: the root or an iteration
+            output_path: a folder; nothing may be there
+            show_progress: draws a bar where stderr is a terminal
+            exclude_adapter_base_prefixes: is refused: an adapter is converted whole
+
+        Returns:
+            the report of the conversion; Megatron-Bridge returns None
+
+        Raises:
+            Error: as ferry.convert_adapter() does
+        """
+        if exclude_adapter_base_prefixes is not None:
+            raise Error("usage", "exclude_adapter_base_prefixes: an adapter is converted whole")
+        return _reports.convert_adapter(peft_checkpoint, output_path, base=self.hf_pretrained, to="peft", progress=None if show_progress else False)
 
     def export_hf_weights(self, model: Union[Path, Checkpoint], cpu: bool = False, show_progress: bool = True, conversion_tasks: None = None,
                           merge_adapter_weights: bool = True, weight_dtype: Any = None) -> Iterator[HFWeightTuple]:

@@ -245,3 +245,46 @@ def test_a_plan_of_an_import_writes_nothing(work):
 
 def test_a_revision_with_a_slash_is_one_name():
     assert AutoBridge.from_hf_pretrained("org/model", revision="refs/pr/1").hf_pretrained == "hf://org/model@refs%2Fpr%2F1"
+
+
+@pytest.mark.parametrize("name", ["./lama", "/tmp/lama", "~/lama", "../org/lama", "lama"])
+def test_a_path_that_is_not_there_is_no_model_of_the_hub(name):
+    with pytest.raises(ferry.Error, match=f"^{name}: is not there") as error:
+        AutoBridge.from_hf_pretrained(name)
+    assert error.value.kind == "not_found"
+
+
+@pytest.mark.parametrize("option, variable", [("token", "HF_TOKEN"), ("cache_dir", "HF_HUB_CACHE")])
+def test_settings_of_the_environment_are_named(option, variable, work):
+    for act in (lambda **given: AutoBridge.from_hf_pretrained(HF, **given), lambda **given: AutoBridge.import_ckpt(HF, work / "megatron", **given)):
+        with pytest.raises(ferry.Error, match=f"^{option}:") as error:
+            act(**{option: "x"})
+        assert variable in error.value.hint and not (work / "megatron").exists()
+
+
+def test_a_bridge_of_a_checkpoint_exports_with_the_configuration_of_its_model(work):
+    ferry.convert(HF, work / "megatron", to="megatron", progress=False)
+    shutil.rmtree(work / "megatron/release/ferry")  # config.json and tokenizer
+    bridge = AutoBridge.from_auto_config(work / "megatron", HF)
+    assert bridge.export_ckpt(work / "megatron", work / "hf", show_progress=False).proved and ferry.verify(work / "hf", HF)
+    with pytest.raises(ferry.Error, match="is not there"):
+        AutoBridge.from_auto_config(work / "none", HF)
+    with pytest.raises(ferry.Error):
+        AutoBridge.from_auto_config(work / "megatron", DATA / "hf_qwen3/hf")
+
+
+def test_it_says_which_models_are_imported():
+    assert AutoBridge.can_handle(HF) and not AutoBridge.can_handle(hf_of("mixtral")) and not AutoBridge.can_handle("./lama")
+
+
+def test_an_adapter_of_megatron_bridge_becomes_one_of_peft(work):
+    tensors = load_file(HF / "model.safetensors")
+    name = "model.layers.0.self_attn.o_proj.weight"
+    left, right = torch.ones(tensors[name].shape[0], 1), torch.ones(1, tensors[name].shape[1])
+    ferry.save(work / "tuned", {**tensors, name: (tensors[name].float() + left @ right).to(tensors[name].dtype)}, like=HF, progress=False)
+    ferry.split(HF, work / "tuned", work / "adapter", rank=1, to="megatron", progress=False)
+    bridge = AutoBridge.from_hf_pretrained(HF)
+    with pytest.raises(ferry.Error, match="exclude_adapter_base_prefixes"):
+        bridge.export_adapter_ckpt(work / "adapter", work / "out", exclude_adapter_base_prefixes=["a"])
+    report = bridge.export_adapter_ckpt(work / "adapter", work / "peft", show_progress=False)
+    assert report.target_form == "PEFT" and report.proved and (work / "peft/adapter_config.json").exists()
