@@ -177,6 +177,12 @@ WantedTensors tensors_of_rank(const Checkpoint& checkpoint,
     for (const auto& parameter : models::parameter_layout(config, mesh, at, chunk, {})) {
       if (!selection.selects(parameter.key)) continue;
       const auto found = whole.index.find(parameter.key);
+      if (found == whole.index.end() && checkpoint.hf && !checkpoint.hf->part.empty()) {
+        throw Error(ErrorKind::kLayout,
+                    fmt::format("{}: {} holds a part of a model, without it", parameter.key,
+                                checkpoint.location.folder.string()),
+                    "names=\"hf\" gives the tensors that are there");
+      }
       require(found != whole.index.end(), ErrorKind::kUsage,
               "{}: keep_quantized leaves its blocks and their scales as they are, for which "
               "Megatron-Core's modules have no place",

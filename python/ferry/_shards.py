@@ -59,6 +59,9 @@ class _Shards:
         self.copies: List[Tuple[Any, Any]] = []  # (tensor on a device, its copy on the host)
         self.factories: List[Tuple[Any, Any]] = []  # (factory, what it built)
         self.add(state)
+        is_other = not isinstance(state, (Mapping, list, tuple)) or any(hasattr(leaf, "data_ptr") for leaf in _leaves(state))
+        if is_other and not self.shards:  # a model, or its state_dict()
+            raise Error("usage", f"sharded_state_dict: a {type(state).__name__} holds no ShardedTensor", [], "give model.sharded_state_dict()")
 
     def add(self, state: Any) -> None:
         if isinstance(state, Mapping):
@@ -308,6 +311,9 @@ def save(path: Path, tensors: Union[Mapping[str, Any], Iterable[Tuple[str, Any]]
         with reporting(progress) as callback:
             return convert_report(json.loads(_ferry.save_tensors(origin._handle, plain(options), callback)))
     except Error as error:
-        if error.kind != "layout" or error.hint or known.issuperset(names):
+        if error.kind != "layout":
             raise
-        raise Error(error.kind, error.message, error.context, _OF_MODULES) from None
+        message, hint, subject = error.message, error.hint, f"{origin.path}: "  # the checkpoint whose form the tensors take
+        if message.startswith(subject):
+            message, hint = f"the tensors to save: {message[len(subject):]}", ""
+        raise Error(error.kind, message, error.context, hint or ("" if known.issuperset(names) else _OF_MODULES)) from None

@@ -134,6 +134,13 @@ def test_a_capsule_that_is_used_up_or_none_is_an_error():
             ferry.open(HF).read(NORM, into=Capsule(capsule))
 
 
+def test_a_part_of_a_model_names_the_parameter_that_it_lacks(tmp_path):
+    ferry.convert(HF, tmp_path / "part", to="hf", include="*.mlp.*", progress=False)
+    with pytest.raises(ferry.Error, match="embedding.word_embeddings.weight: .* holds a part of a model") as error:
+        ferry.open(tmp_path / "part").tensors("megatron")
+    assert error.value.kind == "layout" and 'names="hf"' in error.value.hint
+
+
 def test_blocks_that_are_left_as_they_are_have_no_place_in_megatrons_modules(tmp_path):
     ferry.convert(DATA / "hf_gpt_oss/hf", tmp_path / "mxfp4", to="hf", quantize="mxfp4", progress=False)
     with pytest.raises(ferry.Error, match="linear_fc1.weight: keep_quantized leaves its blocks") as error:

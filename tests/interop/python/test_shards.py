@@ -1,4 +1,6 @@
 """megatron-core's own modules, filled and saved by the module ferry; models in memory, saved in any format."""
+import shutil
+
 import numpy as np
 import pytest
 import torch
@@ -88,9 +90,9 @@ def test_views_are_saved_as_they_read(work):
 def test_a_model_that_lacks_a_tensor_is_refused(work):
     tensors = weights("hf_llama")
     del tensors["model.layers.2.mlp.up_proj.weight"]
-    with pytest.raises(ferry.Error, match="model.layers.2.mlp.up_proj.weight is missing") as error:
+    with pytest.raises(ferry.Error, match="^the tensors to save: model.layers.2.mlp.up_proj.weight is missing") as error:
         ferry.save(work / "out", tensors, like=DATA / "hf_llama/hf")
-    assert error.value.kind == "layout" and not (work / "out").exists()
+    assert error.value.kind == "layout" and not error.value.hint and not (work / "out").exists()
 
 
 @pytest.mark.parametrize("model", ["hf_qwen3_vl", "hf_gemma3", "hf_mistral3"])
@@ -125,6 +127,23 @@ def test_shards_that_are_not_the_model_are_refused():
     with pytest.raises(ferry.Error) as error:
         ferry.load_into(DATA / "hf_llama/hf", state)
     assert error.value.kind == "layout"
+
+
+@pytest.mark.parametrize("state", [{"decoder.final_layernorm.weight": torch.zeros(32)}, torch.nn.Linear(2, 2)], ids=["state_dict", "model"])
+def test_a_model_or_its_state_dict_holds_no_shards(state):
+    with pytest.raises(ferry.Error, match="holds no ShardedTensor") as error:
+        ferry.load_into(DATA / "hf_llama/hf", state)
+    assert error.value.kind == "usage" and "sharded_state_dict()" in error.value.hint
+
+
+def test_a_model_whose_type_is_not_known_is_saved_from_no_modules(work):
+    shutil.copytree(DATA / "hf_llama/hf", work / "unknown")
+    config = work / "unknown/config.json"
+    config.write_text(config.read_text().replace('"llama"', '"llamb"'))
+    for state in ({}, {"one": Shard("decoder.final_layernorm.weight", torch.zeros(32, dtype=torch.bfloat16))}):
+        with pytest.raises(ferry.Error, match='the model_type "llamb" is not known') as error:
+            ferry.save_from(work / "saved", state, like=work / "unknown")
+        assert error.value.kind == "layout" and not (work / "saved").exists()
 
 
 def test_shards_of_one_rank_need_no_process_group(work):
