@@ -2,6 +2,7 @@
 import gc
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import threading
@@ -213,7 +214,7 @@ def test_errors_have_kind_message_and_hint(work):
     with pytest.raises(ferry.Error) as error:
         ferry.convert(DATA / "hf_llama/hf", work / "out", tp=3)
     assert error.value.kind == "usage" and "4 attention heads cannot be split so" in error.value.message
-    assert error.value.hint == "possible: --tp 1, 2, 4" and not (work / "out").exists()
+    assert error.value.hint == "possible: tp 1, 2, 4" and not (work / "out").exists()
     with pytest.raises(ferry.Error) as error:
         ferry.open(work / "nowhere")
     assert error.value.kind == "not_found"
@@ -318,6 +319,15 @@ def test_python_m_ferry_runs_the_program():
     done = subprocess.run([sys.executable, "-m", "ferry", "--version"], stdout=subprocess.PIPE, text=True, check=True,
                           env={**os.environ, "PYTHONPATH": str(ROOT / "build/python"), "PATH": f"{FERRY.parent}:{os.environ['PATH']}"})
     assert done.stdout.strip() == f"ferry {ferry.__version__}"
+
+
+def test_python_m_ferry_finds_what_was_built_with_it_or_says_that_there_is_none(work):
+    def run(folder):
+        return subprocess.run([sys.executable, "-m", "ferry", "--version"], capture_output=True, text=True, env={"PYTHONPATH": str(folder), "PATH": "/none"})
+    assert run(ROOT / "build/python").stdout.strip() == f"ferry {ferry.__version__}"
+    shutil.copytree(ROOT / "build/python/ferry", work / "alone/python/ferry", ignore=shutil.ignore_patterns("*.p"))
+    done = run(work / "alone/python")
+    assert done.returncode == 2 and done.stderr.startswith("error: the program ferry is neither") and "hint: pip install" in done.stderr
 
 
 def test_a_checkpoint_stays_that_of_its_iteration(work):
