@@ -2,7 +2,7 @@
 from dataclasses import dataclass
 from typing import Any, Dict, List, Optional, Tuple
 
-from ._arguments import Globs, Iteration, Path, Paths, Size, paths
+from ._arguments import Globs, Iteration, Path, Paths, Size, Source, paths
 from ._progress import Progress
 from ._reports import ConvertReport, convert_report, report
 
@@ -142,7 +142,7 @@ class DeltaSummary:
     encoding: Optional[str] = None
 
 
-def merge(base: Path, adapter: Path, target: Path, *, to: Optional[str] = None, lora_alpha: Optional[float] = None, iteration: Iteration = None,
+def merge(base: Source, adapter: Path, target: Path, *, to: Optional[str] = None, lora_alpha: Optional[float] = None, iteration: Iteration = None,
           hf_config: Optional[Path] = None, keep_quantized: bool = False, allow_vanished: bool = False, tp: int = 1, pp: int = 1, ep: int = 1,
           etp: Optional[int] = None, vpp: Optional[int] = None,
           num_layers_in_first_pipeline_stage: Optional[int] = None, num_layers_in_last_pipeline_stage: Optional[int] = None,
@@ -169,7 +169,7 @@ def merge(base: Path, adapter: Path, target: Path, *, to: Optional[str] = None, 
     return MergeReport(converted=convert_report(found), **found["adapter"])
 
 
-def split(base: Path, tuned: Path, target: Path, *, rank: int, to: str = "peft", base_iteration: Iteration = None, tuned_iteration: Iteration = None,
+def split(base: Source, tuned: Source, target: Path, *, rank: int, to: str = "peft", base_iteration: Iteration = None, tuned_iteration: Iteration = None,
           hf_config: Optional[Path] = None, include: Globs = (), exclude: Globs = (), tp: int = 1, pp: int = 1, ep: int = 1, etp: Optional[int] = None,
           vpp: Optional[int] = None, num_layers_in_first_pipeline_stage: Optional[int] = None, num_layers_in_last_pipeline_stage: Optional[int] = None,
           account_for_embedding_in_pipeline_split: bool = False, account_for_loss_in_pipeline_split: bool = False,
@@ -192,7 +192,7 @@ def split(base: Path, tuned: Path, target: Path, *, rank: int, to: str = "peft",
     return SplitReport(tensors=tensors, **found)
 
 
-def delta_make(base: Path, new: Path, target: Path, *, to: str = "ferry", version: Optional[int] = None, base_iteration: Iteration = None,
+def delta_make(base: Source, new: Source, target: Path, *, to: str = "ferry", version: Optional[int] = None, base_iteration: Iteration = None,
                new_iteration: Iteration = None, hf_config: Optional[Path] = None, threads: int = 0, max_memory: Size = "192MiB",
                progress: Progress = None) -> DeltaReport:
     """Writes what changed from one checkpoint to another, of any formats and layouts: `ferry delta make`.
@@ -208,7 +208,7 @@ def delta_make(base: Path, new: Path, target: Path, *, to: str = "ferry", versio
     return DeltaReport(**report("delta_make", {name: value for name, value in locals().items() if name != "progress"}, progress))
 
 
-def delta_apply(base: Path, deltas: Paths, target: Path, *, to: Optional[str] = None, iteration: Iteration = None, hf_config: Optional[Path] = None,
+def delta_apply(base: Source, deltas: Paths, target: Path, *, to: Optional[str] = None, iteration: Iteration = None, hf_config: Optional[Path] = None,
                 tp: int = 1, pp: int = 1, ep: int = 1, etp: Optional[int] = None, vpp: Optional[int] = None,
                 num_layers_in_first_pipeline_stage: Optional[int] = None, num_layers_in_last_pipeline_stage: Optional[int] = None,
                 account_for_embedding_in_pipeline_split: bool = False, account_for_loss_in_pipeline_split: bool = False,
@@ -228,7 +228,7 @@ def delta_apply(base: Path, deltas: Paths, target: Path, *, to: Optional[str] = 
     return convert_report(report("delta_apply", {**options, "source": base, "deltas": paths(deltas, "deltas")}, progress))
 
 
-def delta_verify(base: Path, deltas: Paths, *, iteration: Iteration = None, hf_config: Optional[Path] = None, threads: int = 0,
+def delta_verify(base: Source, deltas: Paths, *, iteration: Iteration = None, hf_config: Optional[Path] = None, threads: int = 0,
                  max_memory: Size = "192MiB", progress: Progress = None) -> DeltaVerifyReport:
     """Applies deltas without writing: do they fit the base, and give what they say? `ferry delta verify`.
 

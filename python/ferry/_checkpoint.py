@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union, cast
 
 from . import _ferry
-from ._arguments import Dtype, Globs, Path, Size, plain, whole
+from ._arguments import Dtype, Globs, Opened, Path, Size, placed, plain, whole
 from ._errors import Error
 from ._progress import Progress, reporting
 from ._reports import Manifest, digest
@@ -39,7 +39,7 @@ class TensorInfo:
     shape: Tuple[int, ...]
 
 
-class Checkpoint:
+class Checkpoint(Opened):
     """A checkpoint that lies somewhere, in any format and layout. Headers were read, tensors were not; they are read when they are asked for.
 
     It may be pickled: whoever unpickles it opens the same path and iteration anew. After fork both processes may read it, but an iterator over its tensors belongs to the
@@ -47,7 +47,7 @@ class Checkpoint:
 
     Attributes:
         path: the folder of its files
-        format: "huggingface", "torch_dist", "archive", "torch_save", "legacy", "dcp", "zarr", "fsdp"
+        format: "huggingface", "torch_dist", "archive", "torch_save", "megatron_legacy", "torch_dcp", "zarr", "fsdp"
         iteration: of a Megatron checkpoint: "4000" or "release"
         family: Hugging Face's model_type: "llama"
         config: the content of config.json; None for a Megatron checkpoint that has none
@@ -184,8 +184,7 @@ class Checkpoint:
             files: also the checkpoint's files
             progress: see Progress
         """
-        return digest(self._options["path"], iteration=self._options["iteration"], hf_config=self._options["hf_config"],
-                      keep_quantized=self._options["keep_quantized"], files=files, progress=progress)
+        return digest(self, files=files, progress=progress)
 
     def _stream(self, stream: Any, into: Optional[Into[Any]], progress: Progress) -> Iterator[Tuple[str, Any]]:
         tensors = [(name, dtype, tuple(shape), bytes_) for name, dtype, shape, bytes_ in json.loads(_ferry.stream_tensors(stream))]
@@ -238,19 +237,13 @@ def open(path: Path, *, iteration: Union[int, str, None] = None, hf_config: Opti
     Raises:
         Error: for everything that is not exactly what the configuration says: tensors that are missing, surplus or of another shape are named
     """
-    return _open_again(dict(path=_placed(path), iteration=None if iteration is None else str(iteration), keep_quantized=keep_quantized,
-                            hf_config=None if hf_config is None else _placed(hf_config), is_file=False))
+    return _open_again(dict(path=placed(path), iteration=None if iteration is None else str(iteration), keep_quantized=keep_quantized,
+                            hf_config=None if hf_config is None else placed(hf_config), is_file=False))
 
 
 def open_file(path: Path) -> Checkpoint:
     """Opens one safetensors file: its tensors as they are stored, whatever else is beside it."""
-    return _open_again(dict(path=_placed(path), iteration=None, keep_quantized=False, hf_config=None, is_file=True))
-
-
-def _placed(path: Path) -> Any:
-    """-> the path, absolute if it is one of this machine: it is read again later, wherever the process is then"""
-    folder = os.fspath(path)
-    return os.path.abspath(folder) if os.path.exists(folder) else folder
+    return _open_again(dict(path=placed(path), iteration=None, keep_quantized=False, hf_config=None, is_file=True))
 
 
 def opened(checkpoint: Union[Checkpoint, Path], *, iteration: Union[int, str, None] = None, hf_config: Optional[Path] = None,
@@ -262,7 +255,7 @@ def opened(checkpoint: Union[Checkpoint, Path], *, iteration: Union[int, str, No
     """
     if not isinstance(checkpoint, Checkpoint):
         return open(checkpoint, iteration=iteration, hf_config=hf_config, keep_quantized=keep_quantized)
-    given: Dict[str, Any] = {"iteration": None if iteration is None else str(iteration), "hf_config": None if hf_config is None else _placed(hf_config),
+    given: Dict[str, Any] = {"iteration": None if iteration is None else str(iteration), "hf_config": None if hf_config is None else placed(hf_config),
                              "keep_quantized": keep_quantized}
     for name, value in given.items():
         if value and value not in (checkpoint._options[name], checkpoint.iteration if name == "iteration" else None):

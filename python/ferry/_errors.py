@@ -1,5 +1,6 @@
 """Errors of Ferry."""
 import json
+import re
 from typing import List
 
 
@@ -31,6 +32,11 @@ class Error(Exception):
 Error.__module__ = "ferry"
 
 
+def _in_keywords(text: str) -> str:
+    """-> the text with the program's options as the keywords that they are here: "max_memory" of "--max-memory\""""
+    return re.sub(r"(?<![\w/.-])--([a-z][a-z-]*[a-z])", lambda found: found[1].replace("-", "_"), text)
+
+
 def from_json(text: str) -> Error:
     error = json.loads(text)["error"]
-    return Error(error["kind"], error["message"], error["context"], error["hint"])
+    return Error(error["kind"], _in_keywords(error["message"]), [_in_keywords(frame) for frame in error["context"]], _in_keywords(error["hint"]))

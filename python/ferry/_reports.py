@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from typing import Any, Dict, List, Optional, Tuple
 
 from . import _ferry
-from ._arguments import Dtype, Globs, Iteration, Path, Size, plain
+from ._arguments import Dtype, Globs, Iteration, Path, Size, Source, plain
 from ._progress import Progress, reporting
+from ._tensor import short_name
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,8 @@ class Place:
 
 @dataclass(frozen=True)
 class File:
+    """A file that holds tensors: its name in the folder of the checkpoint, and its size."""
+
     name: str
     bytes: int
 
@@ -96,7 +99,8 @@ class VerifyReport:
     """The answer whether two checkpoints are equal, bit for bit. True in a condition if they are.
 
     Attributes:
-        identical: every tensor of both was compared and is equal; so are configuration and files, as far as both have them
+        identical: every tensor of both, or of those that include and exclude select, was compared and is equal; so are configuration and files, as
+            far as both have them
         left, right: folders
         num_compared, bytes: that were compared
         tensors: that differ
@@ -147,6 +151,8 @@ class Difference:
 
 @dataclass(frozen=True)
 class TensorDiff:
+    """The difference of a tensor that both checkpoints hold, under its Hugging Face name. dtype: "bf16", "fp32", ... shape: outermost first."""
+
     name: str
     dtype: str
     shape: Tuple[int, ...]
@@ -192,6 +198,8 @@ class DiffReport:
 
 @dataclass(frozen=True)
 class ManifestTensor:
+    """A tensor and the digest of its elements (32 hexadecimal digits). dtype: "bf16", "fp32", ... shape: outermost first."""
+
     name: str
     dtype: str
     shape: Tuple[int, ...]
@@ -200,6 +208,8 @@ class ManifestTensor:
 
 @dataclass(frozen=True)
 class ManifestFile:
+    """A file that goes along with the weights: path in the checkpoint's folder, size in bytes, digest of its bytes (32 hexadecimal digits)."""
+
     path: str
     size: int
     digest: str
@@ -272,7 +282,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """name: as it is stored."""
+    """name: as it is stored. dtype: "bf16", "fp32", ... shape: outermost first."""
 
     name: str
     dtype: str
@@ -290,7 +300,7 @@ class InspectReport:
         parameters: of the model, if its sizes are known
         stored_elements: with padding and second copies
         training_state: entries of optimizer and RNG
-        adapter: factors of a LoRA adapter beside the model, which are not among the tensors
+        adapter: factors of a LoRA adapter: beside the model, and then not among the tensors, or alone
     """
 
     path: str
@@ -326,7 +336,7 @@ def convert_report(found: Dict[str, Any]) -> ConvertReport:
                                                            "run_config_problem", "training_notes", "adapter_left_out")})
 
 
-def convert(source: Path, target: Path, *, to: Optional[str] = None, iteration: Iteration = None, hf_config: Optional[Path] = None,
+def convert(source: Source, target: Path, *, to: Optional[str] = None, iteration: Iteration = None, hf_config: Optional[Path] = None,
             include: Globs = (), exclude: Globs = (), tp: int = 1, pp: int = 1, ep: int = 1, etp: Optional[int] = None,
             vpp: Optional[int] = None, num_layers_in_first_pipeline_stage: Optional[int] = None,
             num_layers_in_last_pipeline_stage: Optional[int] = None, account_for_embedding_in_pipeline_split: bool = False,
@@ -356,7 +366,7 @@ def convert(source: Path, target: Path, *, to: Optional[str] = None, iteration: 
     return convert_report(report("convert", options, progress))
 
 
-def convert_adapter(source: Path, target: Path, *, base: Path, to: str, lora_alpha: Optional[float] = None, hf_config: Optional[Path] = None,
+def convert_adapter(source: Path, target: Path, *, base: Source, to: str, lora_alpha: Optional[float] = None, hf_config: Optional[Path] = None,
                     tp: int = 1, pp: int = 1, ep: int = 1, etp: Optional[int] = None, vpp: Optional[int] = None,
                     num_layers_in_first_pipeline_stage: Optional[int] = None, num_layers_in_last_pipeline_stage: Optional[int] = None,
                     account_for_embedding_in_pipeline_split: bool = False, account_for_loss_in_pipeline_split: bool = False,
@@ -385,7 +395,7 @@ def _differences(found: List[Dict[str, Any]]) -> List[TensorDifference]:
     return [TensorDifference(**{**one, "first_element": tuple(one.get("first_element", ()))}) for one in found]
 
 
-def verify(left: Path, right: Path, *, left_iteration: Iteration = None, right_iteration: Iteration = None, hf_config: Optional[Path] = None,
+def verify(left: Source, right: Source, *, left_iteration: Iteration = None, right_iteration: Iteration = None, hf_config: Optional[Path] = None,
            weights_only: bool = False, include: Globs = (), exclude: Globs = (), threads: int = 0, max_memory: Size = "192MiB",
            progress: Progress = None) -> VerifyReport:
     """Compares two checkpoints bit for bit, in any formats and layouts: `ferry verify`.
@@ -411,7 +421,7 @@ def _layer(found: Dict[str, Any]) -> LayerDiff:
     return LayerDiff(layer=found["layer"], num_tensors=found["tensors"], num_changed=found["changed_tensors"], difference=_difference(found))
 
 
-def diff(left: Path, right: Path, *, left_iteration: Iteration = None, right_iteration: Iteration = None, hf_config: Optional[Path] = None,
+def diff(left: Source, right: Source, *, left_iteration: Iteration = None, right_iteration: Iteration = None, hf_config: Optional[Path] = None,
          include: Globs = (), exclude: Globs = (), threads: int = 0, max_memory: Size = "192MiB",
          progress: Progress = None) -> DiffReport:
     """Tells how the weights of two checkpoints differ, per tensor and per layer: `ferry diff`. Arguments as in verify()."""
@@ -420,11 +430,11 @@ def diff(left: Path, right: Path, *, left_iteration: Iteration = None, right_ite
     return DiffReport(identical=found["identical"], left=Place(**found["left"]), right=Place(**found["right"]), family=found["family"],
                       num_changed=found["changed_tensors"], bytes=found["bytes"], total=_difference(found["total"]),
                       outside_layers=_layer(found["outside_layers"]), layers=[_layer(layer) for layer in found["layers"]],
-                      tensors=[TensorDiff(one["name"], one["dtype"], tuple(one["shape"]), _difference(one)) for one in found["tensors"]],
+                      tensors=[TensorDiff(one["name"], short_name(one["dtype"]), tuple(one["shape"]), _difference(one)) for one in found["tensors"]],
                       unpaired=_differences(found["unpaired"]), notes=found["notes"], seconds=found["seconds"])
 
 
-def digest(path: Path, *, iteration: Iteration = None, hf_config: Optional[Path] = None, keep_quantized: bool = False, files: bool = True, threads: int = 0,
+def digest(path: Source, *, iteration: Iteration = None, hf_config: Optional[Path] = None, keep_quantized: bool = False, files: bool = True, threads: int = 0,
            max_memory: Size = "192MiB", progress: Progress = None) -> Manifest:
     """Digests every tensor in Hugging Face terms, whatever format and layout, and every file: `ferry digest`.
 
@@ -435,12 +445,12 @@ def digest(path: Path, *, iteration: Iteration = None, hf_config: Optional[Path]
     with reporting(progress) as callback:
         text = _ferry.report("digest", plain(options), callback)
     found = json.loads(text)
-    tensors = [ManifestTensor(name, one["dtype"], tuple(one["shape"]), one["digest"]) for name, one in found["tensors"].items()]
+    tensors = [ManifestTensor(name, short_name(one["dtype"]), tuple(one["shape"]), one["digest"]) for name, one in found["tensors"].items()]
     return Manifest(format=found["checkpoint"], model=found["model"], tensors=tensors, text=text,
                     files=[ManifestFile(path, one["size"], one["digest"]) for path, one in found["files"].items()])
 
 
-def check(path: Path, manifest: Path, *, iteration: Iteration = None, hf_config: Optional[Path] = None, keep_quantized: bool = False, files: bool = True,
+def check(path: Source, manifest: Path, *, iteration: Iteration = None, hf_config: Optional[Path] = None, keep_quantized: bool = False, files: bool = True,
           threads: int = 0, max_memory: Size = "192MiB", progress: Progress = None) -> CheckReport:
     """Digests a checkpoint and compares it with a manifest: `ferry digest --check`.
 
@@ -455,7 +465,7 @@ def check(path: Path, manifest: Path, *, iteration: Iteration = None, hf_config:
     return CheckReport(**report("check", options, progress))
 
 
-def inspect(path: Path, *, iteration: Iteration = None, hf_config: Optional[Path] = None, filter: str = "*") -> InspectReport:
+def inspect(path: Source, *, iteration: Iteration = None, hf_config: Optional[Path] = None, filter: str = "*") -> InspectReport:
     """Describes what a checkpoint holds, from its headers: `ferry inspect`. Also one whose model is not known.
 
     Args:
@@ -463,7 +473,7 @@ def inspect(path: Path, *, iteration: Iteration = None, hf_config: Optional[Path
     """
     found = report("inspect", dict(locals()))
     found["tensors"] = [
-        StoredTensor(one["name"], one["dtype"], tuple(one["shape"]), [
+        StoredTensor(one["name"], short_name(one["dtype"]), tuple(one["shape"]), [
             Chunk(chunk["file"], chunk["offset"], chunk["length"], tuple(chunk["offsets"]), tuple(chunk["sizes"])) for chunk in one["chunks"]
         ]) for one in found["tensors"]
     ]

@@ -1,5 +1,6 @@
 """A tensor in the memory of the host, handed over by DLPack."""
 import ctypes
+import re
 from typing import TYPE_CHECKING, Any, Callable, Optional, Tuple
 
 from . import _ferry
@@ -24,6 +25,12 @@ def item_size(dtype: str) -> int:
 def torch_name(dtype: str) -> str:
     """-> "bfloat16" of "bf16\""""
     return _TORCH[dtype]
+
+
+def short_name(dtype: str) -> str:
+    """-> "bf16" of "bfloat16" (torch's) and of "BF16" (safetensors')"""
+    names = {long: short for short, long in _TORCH.items()}
+    return names.get(dtype) or re.sub(r"^f(?=\d)", "fp", dtype.lower())
 
 
 class _Bytes:

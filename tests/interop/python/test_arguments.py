@@ -162,3 +162,28 @@ def test_an_open_checkpoint_takes_no_options_of_open(take):
         with pytest.raises(ferry.Error, match="has no effect on a checkpoint that is open already") as error:
             take(checkpoint, **({"sharded_state_dict": {}} if take is ferry.load_into else {}), **options)
         assert error.value.kind == "usage"
+
+
+def test_an_opened_checkpoint_stands_for_its_path(work):
+    opened = ferry.open(DATA / "llama_tp2pp2", hf_config=HF)
+    ferry.convert(opened, work / "out", to="hf")
+    assert ferry.verify(opened, work / "out") and ferry.verify(ferry.open(work / "out"), opened)
+    assert ferry.digest(opened).model == opened.digest().model == ferry.digest(work / "out").model
+    assert ferry.inspect(opened).path == ferry.inspect(DATA / "llama_tp2pp2").path
+    with pytest.raises(ferry.Error, match="hf_config"):
+        ferry.verify(opened, HF, hf_config=work)
+    packed = ferry.open(HF, keep_quantized=True)
+    with pytest.raises(ferry.Error, match="keep_quantized"):
+        ferry.verify(packed, HF)
+
+
+def test_nothing_is_written_to_an_object_that_is_no_path(work, monkeypatch):
+    monkeypatch.chdir(work)
+    opened = ferry.open(HF)
+    calls = [lambda: ferry.convert(HF, opened, to="hf"), lambda: ferry.convert(HF, object(), to="hf"), lambda: ferry.check(HF, opened),
+             lambda: ferry.delta_make(HF, HF, opened)]
+    for call in calls:
+        with pytest.raises(ferry.Error, match="target|manifest") as failure:
+            call()
+        assert failure.value.kind == "usage" and "is not what it takes" in failure.value.message
+    assert not list(work.iterdir())
