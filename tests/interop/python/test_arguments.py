@@ -187,3 +187,24 @@ def test_nothing_is_written_to_an_object_that_is_no_path(work, monkeypatch):
             call()
         assert failure.value.kind == "usage" and "is not what it takes" in failure.value.message
     assert not list(work.iterdir())
+
+
+def test_a_dtype_has_one_spelling_in_all_that_is_returned(work):
+    checkpoint = ferry.open(HF)
+    ferry.convert(HF, work / "bf16", to="hf", dtype="bf16")
+    of_all = [checkpoint.infos(), ferry.inspect(HF).tensors, ferry.diff(HF, work / "bf16").tensors, checkpoint.digest().tensors]
+    assert [{tensor.dtype for tensor in tensors} for tensors in of_all] == [{"bf16"}] * 4
+    assert '"BF16"' in checkpoint.digest().text  # the manifest's format
+
+
+@pytest.mark.parametrize("dtype", ["float32", "F32", "torch.float32", "float", torch.float32, np.float32], ids=str)
+def test_a_dtype_may_have_the_names_of_others(dtype):
+    assert {tensor.dtype for _, tensor in ferry.open(HF).tensors(dtype=dtype, include="model.norm.weight")} == {"fp32"}
+
+
+def test_errors_name_keywords_and_leave_paths_alone(work):
+    with pytest.raises(ferry.Error) as failure:
+        ferry.convert(HF, work / "out", to="hf", keep_quantized=True)
+    assert failure.value.message.startswith("keep_quantized (keep_fp8): has no effect")
+    with pytest.raises(ferry.Error, match="models--org--name: is not there"):
+        ferry.open("models--org--name")
