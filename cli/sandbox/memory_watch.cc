@@ -13,8 +13,10 @@
 #include <filesystem>
 #include <fstream>
 #include <set>
+#include <sstream>
 #include <string>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 namespace ferry::cli {
@@ -70,9 +72,26 @@ std::int64_t bytes_of_socket() {
   return bytes;
 }
 
+// All sockets of files and pairs of sockets in this network namespace, as "socket:[INODE]": also
+// those that no process has open, since they are on their way to one (SCM_RIGHTS).
+std::vector<std::string> sockets_of_network() {
+  std::vector<std::string> all;
+  std::ifstream lines("/proc/self/net/unix");
+  std::string line;
+  std::getline(lines, line);  // names of columns
+  while (std::getline(lines, line)) {
+    constexpr int kBefore = 6;  // columns before the inode
+    std::istringstream words(line);
+    std::string word;
+    for (int i = 0; i <= kBefore; ++i) words >> word;
+    all.push_back(fmt::format("socket:[{}]", word));
+  }
+  return all;
+}
+
 // The bytes that sockets and pipes may hold, which are in no process's pages. Several processes may
 // have the same one open.
-std::int64_t buffer_bytes(const std::vector<fs::path>& processes) {
+std::int64_t buffer_bytes(const std::vector<fs::path>& processes, bool own_network) {
   constexpr std::int64_t kPipe = 65536;
   static const std::int64_t of_socket = bytes_of_socket();
   std::set<std::string> all;
@@ -88,12 +107,15 @@ std::int64_t buffer_bytes(const std::vector<fs::path>& processes) {
         sum += is_socket ? of_socket : kPipe;
     }
   }
+  if (own_network)
+    for (auto& one : sockets_of_network())
+      if (all.insert(std::move(one)).second) sum += of_socket;
   return sum;
 }
 
-bool hold_more_than(std::int64_t memory) {
+bool hold_more_than(std::int64_t memory, bool own_network) {
   const auto processes = other_processes();
-  const auto buffers = buffer_bytes(processes);
+  const auto buffers = buffer_bytes(processes, own_network);
   const auto sum_of = [&](std::int64_t (*bytes_of)(const fs::path&)) {
     auto sum = buffers;
     for (const auto& process : processes) sum += bytes_of(process);
@@ -114,7 +136,7 @@ void allow_signals_of_children() {
   sigprocmask(SIG_UNBLOCK, &set, nullptr);
 }
 
-int wait_for_program(pid_t program, std::int64_t memory) {
+int wait_for_program(pid_t program, std::int64_t memory, bool own_network) {
   const auto set = signals_of_children();
   while (true) {
     int status = 0;
@@ -122,7 +144,7 @@ int wait_for_program(pid_t program, std::int64_t memory) {
     if (ended == program) return status;
     if (ended > 0) continue;
     sigtimedwait(&set, nullptr, &kTick);
-    if (!hold_more_than(memory)) continue;
+    if (!hold_more_than(memory, own_network)) continue;
     fmt::print(stderr, "error: sandbox: its processes together hold more than {} bytes of memory\n",
                memory);
     kill(-1, SIGKILL);

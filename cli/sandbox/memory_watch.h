@@ -16,6 +16,7 @@ void allow_signals_of_children();
 // Called by the first process of a pid namespace. Waits for all children, until the program has
 // ended, and returns its status as waitpid() does. If all processes together hold more than
 // `memory` bytes, pages that several share counted once, it says so and kills them all.
-int wait_for_program(pid_t program, std::int64_t memory);
+// `own_network`: the sockets of its network namespace are those of these processes.
+int wait_for_program(pid_t program, std::int64_t memory, bool own_network);
 
 }  // namespace ferry::cli

@@ -8,6 +8,7 @@
 #include <linux/seccomp.h>
 #include <poll.h>
 #include <sched.h>
+#include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -54,12 +55,19 @@ void set_read_only(const char* path, bool read_only) {
         fmt::format("{} read-only", path));
 }
 
-// Devices that programs need, in place of all that there are.
+// Devices that programs need, in place of all that there are. /dev/full reads as /dev/zero does,
+// and cannot be mapped: a shared mapping of /dev/zero is memory that nothing counts.
 void make_devices() {
-  constexpr std::array kDevices{"null", "zero", "full", "random", "urandom"};
+  constexpr std::array<std::pair<const char*, const char*>, 5> kDevices{{
+      {"null", "null"},
+      {"zero", "full"},
+      {"full", "full"},
+      {"random", "random"},
+      {"urandom", "urandom"},
+  }};
   std::vector<std::pair<distckpt::Descriptor, std::string>> devices;
-  for (const char* name : kDevices) {
-    distckpt::Descriptor fd(open(fmt::format("/dev/{}", name).c_str(), O_PATH | O_CLOEXEC));
+  for (const auto& [name, device] : kDevices) {
+    distckpt::Descriptor fd(open(fmt::format("/dev/{}", device).c_str(), O_PATH | O_CLOEXEC));
     if (fd.get() >= 0) devices.emplace_back(std::move(fd), fmt::format("/dev/{}", name));
   }
   check(mount("tmpfs", "/dev", "tmpfs", MS_NOSUID | MS_NOEXEC, "mode=755,size=64k") == 0, "/dev");
@@ -154,6 +162,10 @@ constexpr std::array kRefused {
 #endif
 };
 
+// Calls that leave pages in pipes and sockets, each of which may be a part of a huge page, which
+// nothing counts. Libraries read and write instead where the system does not know them.
+constexpr std::array kUnknown{SYS_vmsplice, SYS_splice, SYS_tee, SYS_sendfile};
+
 #if defined(__x86_64__)
 constexpr unsigned kArchitecture = AUDIT_ARCH_X86_64;
 #elif defined(__aarch64__)
@@ -164,6 +176,7 @@ constexpr unsigned kArchitecture = AUDIT_ARCH_AARCH64;
 void filter_calls() {
   constexpr unsigned kNumber = 0, kOfArchitecture = 4;
   constexpr unsigned kFirstArgument = 16, kSecondArgument = 24, kThirdArgument = 32;
+  constexpr unsigned kFourthArgument = 40;
   constexpr unsigned kX32 = 0x40000000;  // calls of another ABI, by other numbers
   constexpr auto kEqual = BPF_JMP | BPF_JEQ | BPF_K, kReturn = BPF_RET | BPF_K;
   constexpr auto kLoad = BPF_LD | BPF_W | BPF_ABS;
@@ -189,6 +202,19 @@ void filter_calls() {
     program.push_back(jump(kEqual, static_cast<unsigned>(call), 0, 1));
     program.push_back(statement(kReturn, kRefusal));
   }
+  for (const auto call : kUnknown) {
+    program.push_back(jump(kEqual, static_cast<unsigned>(call), 0, 1));
+    program.push_back(statement(kReturn, SECCOMP_RET_ERRNO | ENOSYS));
+  }
+  // Shared memory without a file keeps its pages when a process unmaps parts of it, or lets them go
+  // (MADV_DONTNEED): no process's pages are then its size.
+  constexpr unsigned kSharedMemory = MAP_SHARED | MAP_ANONYMOUS;
+  program.push_back(jump(kEqual, SYS_mmap, 0, 5));
+  program.push_back(statement(kLoad, kFourthArgument));
+  program.push_back(statement(BPF_ALU | BPF_AND | BPF_K, kSharedMemory));
+  program.push_back(jump(kEqual, kSharedMemory, 0, 1));
+  program.push_back(statement(kReturn, kRefusal));
+  program.push_back(statement(kReturn, SECCOMP_RET_ALLOW));
   // Sockets of files reach services outside, and those of virtual machines their host: neither
   // belongs to a network namespace.
   program.push_back(jump(kEqual, SYS_socket, 0, 6));
@@ -295,7 +321,7 @@ int watch_over_program(const SandboxOptions& options,
   const auto program = fork();
   check(program >= 0, "fork");
   if (program == 0) become_program(options, as_nobody);
-  return exit_status(wait_for_program(program, options.memory));
+  return exit_status(wait_for_program(program, options.memory, !options.network));
 }
 
 }  // namespace

@@ -94,6 +94,47 @@ print("done")"""
     assert stopped.returncode == 137 and stopped.stdout == "" and "hold more than 104857600 bytes" in stopped.stderr
 
 
+def test_it_shares_no_memory_but_by_files():
+    assert refused("import mmap; mmap.mmap(-1, 1 << 20)") == "PermissionError"
+    done = run("import mmap\nheld = mmap.mmap(-1, 1 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)\n"
+               "zero = open('/dev/zero', 'r+b', buffering=0)\nprint(zero.read(3))\nmmap.mmap(zero.fileno(), 4096)")
+    assert done.stdout == "b'\\x00\\x00\\x00'\n" and "No such device" in done.stderr
+    done = run("import multiprocessing.sharedctypes\nprint(len(multiprocessing.sharedctypes.RawArray('b', 1000)))")
+    assert done.stdout == "1000\n", done.stderr
+
+
+@pytest.mark.parametrize("call", ["libc.vmsplice(end, iov, 1, 0)", "libc.tee(begin, end, 1, 0)", "libc.splice(file, None, end, None, 1, 0)",
+                                  "libc.sendfile(end, file, None, 1)"])
+def test_it_leaves_no_pages_in_pipes(call):
+    done = run("import ctypes, errno, os, sys\nlibc = ctypes.CDLL(None, use_errno=True)\nbegin, end = os.pipe()\n"
+               "file = os.open(sys.executable, os.O_RDONLY)\niov = (ctypes.c_size_t * 2)(ctypes.addressof(ctypes.c_char(b'x')), 1)\n"
+               f"print({call}, errno.errorcode[ctypes.get_errno()])")
+    assert done.stdout == "-1 ENOSYS\n", done.stderr
+
+
+def test_libraries_copy_files_without_those_calls(tmp_path):
+    done = run("import shutil, sys\nshutil.copyfile(sys.executable, '/dev/shm/x')\nprint(open('/dev/shm/x', 'rb').read() == open(sys.executable, 'rb').read())")
+    assert done.stdout == "True\n", done.stderr
+
+
+def test_sockets_on_their_way_count_as_memory():
+    fill = """import socket, time
+carriers = [socket.socketpair() for _ in range(5)]
+for i in range(400):
+    pair = socket.socketpair()
+    pair[0].setblocking(False)
+    try:
+        while True: pair[0].send(b"x" * 65536)
+    except BlockingIOError: pass
+    socket.send_fds(carriers[i // 100][0], [b"x"], [end.fileno() for end in pair])
+    for end in pair: end.close()
+time.sleep(1)
+print("done")"""
+    assert run(fill, "--memory", "8GiB").stdout == "done\n"
+    stopped = run(fill, "--memory", "100MiB")
+    assert stopped.returncode == 137 and stopped.stdout == "" and "hold more than 104857600 bytes" in stopped.stderr
+
+
 def test_it_has_bounds_on_files():
     done = run("import os, resource\nprint(resource.getrlimit(resource.RLIMIT_NOFILE), os.statvfs('/dev/shm').f_files)")
     assert done.stdout == "(1024, 1024) 16384\n"
