@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <utility>
 
 namespace ferry::rollout::grammar {
@@ -30,6 +31,14 @@ ExpressionPtr unicode_escape() {
                    hex, hex});
 }
 
+// A character within a string, escaped where JSON has to.
+std::string escaped_character(char32_t c) {
+  std::string bytes;
+  text::append_utf8(c, bytes);
+  const auto quoted = nlohmann::json(bytes).dump();
+  return quoted.substr(1, quoted.size() - 2);
+}
+
 // Strings that leave a tree of names, and so are none of them.
 ExpressionPtr outside_of(const std::vector<std::u32string>& names,
                          std::size_t depth,
@@ -47,9 +56,7 @@ ExpressionPtr outside_of(const std::vector<std::u32string>& names,
   if (!is_name) ways.push_back(nothing());
   for (const auto& [c, longer] : below) {
     taken.push_back({c, c});
-    std::string bytes;
-    text::append_utf8(c, bytes);
-    ways.push_back(sequence({literal(std::move(bytes)), outside_of(longer, depth + 1, any)}));
+    ways.push_back(sequence({literal(escaped_character(c)), outside_of(longer, depth + 1, any)}));
   }
   const text::CodePointSet others = text::CodePointSet(std::move(taken)).inverted();
   ways.push_back(sequence({character(others), star(any)}));

@@ -24,7 +24,7 @@ class JsonText {
   const ExpressionPtr& integer() const { return integer_; }
   const ExpressionPtr& number() const { return number_; }
   ExpressionPtr string_of_length(std::uint32_t min, std::uint32_t max) const;
-  // A string without escapes that is none of these.
+  // A string that is none of these; only a beginning that one of them has may have escapes.
   ExpressionPtr key_except(const std::vector<std::string>& names) const;
   ExpressionPtr member(ExpressionPtr key, ExpressionPtr value) const;
 

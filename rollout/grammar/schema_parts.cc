@@ -66,6 +66,19 @@ ordered_json common(const ordered_json& one, const ordered_json& other) {
   return both;
 }
 
+// Types of both. An integer is a number, too.
+ordered_json common_types(const ordered_json& one, const ordered_json& other) {
+  const auto takes = [](const ordered_json& types, const ordered_json& type) {
+    return has(types, type) || (type == "integer" && has(types, "number"));
+  };
+  const auto mine = list_of(one), others = list_of(other);
+  auto both = ordered_json::array();
+  for (const auto& types : {mine, others})
+    for (const auto& type : types)
+      if (takes(mine, type) && takes(others, type) && !has(both, type)) both.push_back(type);
+  return both;
+}
+
 ordered_json both_of(const ordered_json& one, const ordered_json& other) {
   return {{"allOf", ordered_json::array({one, other})}};
 }
@@ -91,7 +104,9 @@ void merge_keyword(ordered_json& into,
   if (key == "required") {
     for (const auto& name : value)
       if (!has(mine, name)) mine.push_back(name);
-  } else if (key == "type" || key == "enum") {
+  } else if (key == "type") {
+    mine = common_types(mine, value);
+  } else if (key == "enum") {
     mine = common(mine, value);
   } else if (key == "properties" && mine.is_object() && value.is_object()) {
     for (const auto& [name, schema] : value.items())
@@ -275,10 +290,9 @@ bool are_disjoint(Document& document, const ordered_json& one, const ordered_jso
   if (values.is_array() && others.is_array()) return common(values, others).empty();
   const auto types = types_of(a), other_types = types_of(b);
   if (types.is_array() && other_types.is_array()) {
-    const bool both_numbers = (has(types, "number") && has(other_types, "integer")) ||
-                              (has(types, "integer") && has(other_types, "number"));
-    if (!both_numbers && common(types, other_types).empty()) return true;
-    if (common(types, other_types) != ordered_json::array({"object"})) return false;
+    const auto both = common_types(types, other_types);
+    if (both.empty()) return true;
+    if (both != ordered_json::array({"object"})) return false;
   }
   for (const auto& name : common(a.value("required", ordered_json::array()),
                                  b.value("required", ordered_json::array()))) {
@@ -311,10 +325,11 @@ const StringFormat* string_format(std::string_view format) {
       {"hostname",
        {"^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?(\\.[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?){0,5}$", 1,
         197}},
+      // At most 64 characters before @, and 254 in all (RFC 5321, 4.5.3.1).
       {"email",
-       {"^[a-zA-Z0-9_+-]{1,32}(\\.[a-zA-Z0-9_+-]{1,32}){0,3}@[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?"
-        "(\\.[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?){1,4}$",
-        5, 296}},
+       {"^([a-zA-Z0-9_+-]{1,64}|[a-zA-Z0-9_+-]{1,20}(\\.[a-zA-Z0-9_+-]{1,20}){1,2})@[a-z0-9]([a-z0-"
+        "9-]{0,30}[a-z0-9])?(\\.[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?){0,3}\\.[a-z]{2,24}$",
+        6, 221}},
       {"uri",
        {"^https?://[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?(\\.[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?){0,5}"
         "(:[1-9]\\d{0,3})?(/[A-Za-z0-9._~-]{0,64}){0,8}$",

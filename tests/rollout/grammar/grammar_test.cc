@@ -89,6 +89,18 @@ TEST(JsonSchema, GivesOtherMembersNamesThatAreNotListed) {
   EXPECT_FALSE(fits_schema(kSchema, R"({"\u0061b": true})"));
 }
 
+TEST(JsonSchema, EscapesInNamesOfOtherMembersWhatJsonEscapes) {
+  constexpr auto kSchema =
+      R"({"properties": {"a\"b": {"type": "null"}, "\\": {}, "\n": {}, "\"": {}},
+                               "additionalProperties": {"type": "integer"}})";
+  for (const char* text : {R"({"a\"": 1})", R"({"a\"c": 1})", R"({"a": 1})", R"({"\\n": 1})",
+                           R"({"\nn": 1})", R"({"\"n": 1})", R"({"a\"b": null})"})
+    EXPECT_TRUE(fits_schema(kSchema, text)) << text;
+  for (const char* text : {R"({"a"": 1})", R"({"a"}": 1})", R"({"\": 1})", "{\"\n\": 1}",
+                           R"({""": 1})", R"({"a\"b": 1})"})
+    EXPECT_FALSE(fits_schema(kSchema, text)) << text;
+}
+
 TEST(JsonSchema, CountsTheItemsOfAnArray) {
   constexpr auto kSchema =
       R"({"type": "array", "prefixItems": [{"type": "null"}], "items": {"type": "integer"}, "minItems": 2, "maxItems": 3})";
@@ -273,6 +285,18 @@ TEST(JsonSchema, MergesSchemasThatHoldTogether) {
   EXPECT_FALSE(fits_schema(kSchema, R"({"a": 5})"));
 }
 
+TEST(JsonSchema, AnIntegerIsANumberWhereSchemasHoldTogether) {
+  for (
+      const char* schema :
+      {R"({"type": ["number", "null"], "anyOf": [{"type": "integer", "maximum": 5}, {"type": "null"}]})",
+       R"({"type": ["null", "integer"], "allOf": [{"type": ["number", "null", "string"], "maximum": 5}]})"}) {
+    for (const char* text : {"5", "-2", "null"}) EXPECT_TRUE(fits_schema(schema, text)) << text;
+    for (const char* text : {"6", "1.5", R"("x")"}) EXPECT_FALSE(fits_schema(schema, text)) << text;
+  }
+  EXPECT_TRUE(fits_schema(
+      R"({"allOf": [{"type": "number", "minimum": 0}, {"type": ["number", "integer"]}]})", "1.5"));
+}
+
 TEST(JsonSchema, NamesTheKeywordThatItDoesNotSupport) {
   EXPECT_THAT(refusal_of(R"({"properties": {"a": {"type": "number", "multipleOf": 0.5}}})"),
               testing::HasSubstr("multipleOf at #/properties/a is not supported"));
@@ -343,6 +367,16 @@ TEST(JsonSchema, AFormatHasTheLengthsThatItHasAnyway) {
               testing::HasSubstr("maxLength at # beside a pattern or format is not supported"));
   EXPECT_THAT(refusal_of(R"({"type": "string", "format": "date", "minLength": 11})"),
               testing::HasSubstr("minLength at # beside a pattern or format is not supported"));
+}
+
+TEST(JsonSchema, AnAddressOfMailHasTheLengthsOfRfc5321) {
+  constexpr auto kSchema = R"({"type": "string", "format": "email", "maxLength": 254})";
+  const auto quoted = [](const std::string& local) { return "\"" + local + "@example.com\""; };
+  const std::string part(20, 'a');
+  EXPECT_TRUE(fits_schema(kSchema, quoted(std::string(64, 'a'))));
+  EXPECT_TRUE(fits_schema(kSchema, quoted(part + "." + part + "." + part)));
+  EXPECT_FALSE(fits_schema(kSchema, quoted(std::string(65, 'a'))));
+  EXPECT_FALSE(fits_schema(kSchema, quoted(part + "." + part + "." + part + "." + part)));
 }
 
 TEST(JsonSchema, AFormatThatItDoesNotAssertIsAnAnnotation) {
