@@ -251,7 +251,7 @@ bool LLMEngine::abort(const std::string& request_id) {
   for (const auto& sequence : found->second.samples) {
     if (sequence->status != SequenceStatus::kFinished) drop(*sequence);
   }
-  requests_.erase(found);
+  forget(found);
   return true;
 }
 
@@ -266,8 +266,13 @@ bool LLMEngine::abort(const std::string& request_id, std::int64_t index) {
   const auto& sample = samples.at(static_cast<std::size_t>(index));
   if (is_over(sample)) return false;
   drop(*sample);
-  if (std::ranges::all_of(samples, is_over)) requests_.erase(found);
+  if (std::ranges::all_of(samples, is_over)) forget(found);
   return true;
+}
+
+void LLMEngine::forget(std::map<std::string, Request>::iterator request) {
+  requests_.erase(request);
+  if (structured_outputs_) structured_outputs_->trim();
 }
 
 // Discards a sequence and the token that the step in flight draws for it.
@@ -387,7 +392,7 @@ std::vector<RequestOutput> LLMEngine::collect(StepInFlight step, StepInFlight* n
     output.finished = std::ranges::all_of(found->second.samples, [](const auto& sample) {
       return sample->status == SequenceStatus::kFinished;
     });
-    if (output.finished) requests_.erase(found);
+    if (output.finished) forget(found);
     outputs.push_back(std::move(output));
   }
   return outputs;

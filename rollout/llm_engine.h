@@ -103,6 +103,7 @@ class LLMEngine {
   std::shared_ptr<grammar::CompiledGrammar> compile(const std::string& format);
   bool is_last(const Sequence& sequence, std::int64_t num_tokens) const;
   void drop(Sequence& sequence);
+  void forget(std::map<std::string, Request>::iterator request);
   bool launches_ahead() const;
   void drain();
   std::optional<StepInFlight> launch(const StepInFlight* before);

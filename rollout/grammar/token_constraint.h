@@ -15,24 +15,40 @@
 
 namespace ferry::rollout::grammar {
 
-// A grammar over a vocabulary, which texts share.
+// The memory of all grammars together, about: those in use, and those that are kept.
+struct GrammarMemory {
+  std::size_t bytes = 0;
+};
+
+// A grammar over a vocabulary, which texts share. It has so much work for each token that is drawn,
+// and so much memory, that other texts do not wait for it.
 class CompiledGrammar {
  public:
-  CompiledGrammar(Program program, std::shared_ptr<const Vocabulary> vocabulary)
-      : automaton_(std::move(program)), vocabulary_(std::move(vocabulary)) {}
+  // Throws Error(kUsage) if its memory is more than that of others leaves.
+  CompiledGrammar(Program program,
+                  std::shared_ptr<const Vocabulary> vocabulary,
+                  std::shared_ptr<GrammarMemory> memory);
+  ~CompiledGrammar() { memory_->bytes -= counted_; }
+  CompiledGrammar(const CompiledGrammar&) = delete;
+  CompiledGrammar& operator=(const CompiledGrammar&) = delete;
 
   Automaton& automaton() { return automaton_; }
   const Vocabulary& vocabulary() const { return *vocabulary_; }
   // Tokens whose bytes lead on: token i is bit i % 8 of byte i / 8. Valid until the next call.
+  // Throws Error(kUsage) if that takes too much work or memory.
   std::span<const std::uint8_t> tokens_after(Automaton::State state);
-  std::size_t num_bytes() const;  // of memory, about
+  std::size_t num_bytes() const { return counted_; }
 
  private:
   using Bits = std::vector<std::uint8_t>;
   Bits walk(Automaton::State state);
+  std::size_t most_bytes() const;
+  void count();
 
   Automaton automaton_;
   std::shared_ptr<const Vocabulary> vocabulary_;
+  std::shared_ptr<GrammarMemory> memory_;
+  std::size_t counted_ = 0;  // of memory_
   std::unordered_map<Automaton::State, Bits> bits_;
 };
 
@@ -44,7 +60,8 @@ class TokenConstraint {
                   std::shared_ptr<const std::vector<std::int64_t>> ending_tokens);
 
   // The bits of tokens that may be drawn next, (vocabulary + 7) / 8 bytes. If the vocabulary cannot
-  // write any text that fits, these are the ending tokens, if there are any.
+  // write any text that fits, these are the ending tokens, if there are any. If the grammar is too
+  // large, these are all tokens, and the text has left it.
   void write_allowed(std::span<std::uint8_t> bits);
   // A token that is no ending token.
   void accept(std::int64_t token);
@@ -71,14 +88,18 @@ class StructuredOutputManager {
       : tokenizer_(tokenizer),
         vocabulary_(std::make_shared<const Vocabulary>(tokenizer, vocab_size)) {}
 
-  // `format`: its JSON text. Throws Error(kUsage) that says what of it is not supported.
+  // `format`: its JSON text. Throws Error(kUsage) that says what of it is not supported, or that it
+  // is too large.
   std::shared_ptr<CompiledGrammar> compile(const std::string& format);
+  // Forgets what is not in use and is much. Called when texts have ended.
+  void trim();
 
  private:
   using Entry = std::pair<std::string, std::shared_ptr<CompiledGrammar>>;
 
   const text::Tokenizer& tokenizer_;
   std::shared_ptr<const Vocabulary> vocabulary_;
+  std::shared_ptr<GrammarMemory> memory_ = std::make_shared<GrammarMemory>();
   std::list<Entry> recent_;  // the last one used first
 };
 

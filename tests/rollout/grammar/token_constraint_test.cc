@@ -1,5 +1,6 @@
 #include "rollout/grammar/token_constraint.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <set>
@@ -85,6 +86,34 @@ TEST(TokenConstraint, EndsWhereTheVocabularyCannotGoOn) {
   constraint.accept(1);
   EXPECT_TRUE(constraint.has_left());
   EXPECT_FALSE(constraint.may_end());
+}
+
+// Each token leads to a state of some hundred places more.
+TEST(TokenConstraint, EndsWhereItsGrammarTakesTooMuchWork) {
+  Fixture fixture;
+  std::string ways;
+  for (int i = 0; i < 240; ++i) ways += fmt::format("{}a[ab]{{{}}}", i > 0 ? "|" : "", 400 + i);
+  auto constraint =
+      fixture.constraint(R"x({"type": "regex", "pattern": "[ab]*()x" + ways + R"x()"})x");
+  int count = 0;
+  Ids last;
+  for (; !constraint.has_left() && count < 400; ++count) {
+    last = allowed(constraint);
+    constraint.accept(0);
+  }
+  EXPECT_GT(count, 50);
+  EXPECT_LT(count, 400);
+  EXPECT_EQ(last.size(), 16);
+  EXPECT_FALSE(constraint.may_end());
+}
+
+TEST(TokenConstraint, GoesOnForeverWhereItsGrammarIsSmall) {
+  Fixture fixture;
+  auto constraint = fixture.constraint(R"({"type": "regex", "pattern": "(a{0,200}b)*"})");
+  for (int i = 0; i < 100'000; ++i) {
+    ASSERT_TRUE(allowed(constraint).contains(i % 3));
+    constraint.accept(i % 3);
+  }
 }
 
 TEST(StructuredOutputManager, KeepsWhatItCompiled) {
