@@ -73,9 +73,9 @@ class ArgumentWriter {
     const auto& value = schema_["properties"][name];
     const bool is_string =
         value.is_object() && value.value("type", ordered_json()) == ordered_json("string");
-    const bool is_bare = tags_.between_json.empty()
-                             ? rollout::text::is_text(rollout::text::types_of(value))
-                             : is_string;
+    // The reader takes a value of this type as it is, whatever its alternatives are.
+    const bool is_bare = is_string || (tags_.between_json.empty() &&
+                                       rollout::text::is_text(rollout::text::types_of(value)));
     const auto& between =
         is_bare || tags_.between_json.empty() ? tags_.between : tags_.between_json;
     const auto begin = tags_.begin + name + between;

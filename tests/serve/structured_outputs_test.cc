@@ -296,6 +296,16 @@ TEST(FormatOfCalls, AStringThatMayBeNullHasNoQuotes) {
   EXPECT_TRUE(holds(of_parameters(ToolFormat::kDeepSeekV4, parameters), "string=\"false\">"));
 }
 
+// The reader takes a value of type "string" as it is, quotes among it.
+TEST(FormatOfCalls, TaggedArgumentsRefuseAlternativesBesideTheTypeOfText) {
+  for (const auto format : kTagged)
+    EXPECT_TRUE(holds(
+        of_parameters(
+            format,
+            R"({"properties": {"a": {"type": "string", "anyOf": [{"enum": ["ab", "1"]}, {"type": "number"}]}}})"),
+        "tools: anyOf at #/properties/a"));
+}
+
 TEST(FormatOfCalls, RefusesPatternsOfStringsThatHaveNoQuotes) {
   auto given = tools();
   given[0]["function"]["parameters"]["properties"]["city"]["pattern"] = "a+";
