@@ -120,6 +120,14 @@ void McpServer::hear(const std::string& line, std::vector<AgentAnswer>& answers)
   require(!rollout::text::nests_deeply(line), ErrorKind::kCorrupt,
           "the server wrote a line that is nested too deep");
   const auto said = rollout::text::parse_shallow_json(line);
+  if (said.is_array()) {  // a batch, as revision 2025-03-26 has it
+    for (const auto& one : said) hear(one, answers);
+    return;
+  }
+  hear(said, answers);
+}
+
+void McpServer::hear(const ordered_json& said, std::vector<AgentAnswer>& answers) {
   // Servers that print something else into their messages are known: other clients skip it, too.
   if (!said.is_object()) return;
   const auto id = said.find("id");

@@ -33,6 +33,7 @@ class McpServer : public AgentProgram {
 
  private:
   void request(nlohmann::json id, const std::string& method, nlohmann::json params);
+  void hear(const nlohmann::ordered_json& said, std::vector<AgentAnswer>& answers);
   void initialized(const nlohmann::ordered_json& said);
 
   bool ready_ = false;                   // initialized

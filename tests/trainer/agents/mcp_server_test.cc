@@ -73,6 +73,22 @@ TEST(McpServer, MaySayWhatIsNoAnswer) {
       (json{{"content", ""}}));
 }
 
+TEST(McpServer, MayAnswerInABatch) {
+  McpServer program(
+      {.command = server(
+           R"(read -r line; read -r line; echo '[{"jsonrpc":"2.0","method":"notifications/x"},)"
+           R"({"jsonrpc":"2.0","id":8,"result":{"content":[{"type":"text","text":"b"}]}},)"
+           R"({"jsonrpc":"2.0","id":7,"result":{"content":[{"type":"text","text":"a"}]}}]'; read -r line)",
+           "2025-03-26")});
+  for (const int id : {7, 8})
+    program.ask(id, {{"name", "f"}, {"arguments", json::object()}, {"session", 1}});
+  const auto found = all_answers(program, 2);
+  ASSERT_EQ(found.size(), 2U);
+  EXPECT_EQ(found[0].id, 8);
+  EXPECT_EQ(found[0].answer["content"], "b");
+  EXPECT_EQ(found[1].id, 7);
+}
+
 TEST(McpServer, ContentIsTextLineByLine) {
   EXPECT_EQ(
       answer(R"("result":{"content":[{"type":"text","text":"a"},{"type":"image","data":"AA=="},)"
