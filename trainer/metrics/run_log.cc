@@ -7,6 +7,7 @@
 #include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <span>
 #include <sstream>
 #include <tuple>
@@ -72,24 +73,6 @@ std::optional<Span> span_of(const json& line) {
               .end = *end,
               .rank = static_cast<int>(integer_at(line, "rank", 0)),
               .step = integer_at(line, "step", 0)};
-}
-
-// The step of the last span of a file, out of its end: a long run's timeline is long. 0 if there is
-// none.
-std::int64_t last_step(const fs::path& path) {
-  constexpr std::int64_t kTail = 64 << 10;
-  const distckpt::ReadFile file(path);
-  std::string tail(static_cast<std::size_t>(std::min(kTail, file.size())), '\0');
-  file.read_at(file.size() - static_cast<std::int64_t>(tail.size()),
-               std::as_writable_bytes(std::span(tail)));
-  std::istringstream lines(tail);
-  std::int64_t step = 0;
-  for (std::string line; std::getline(lines, line);) {
-    const auto parsed = distckpt::json_or_discarded(line);
-    const auto span = parsed.is_object() ? span_of(parsed) : std::nullopt;
-    if (span) step = std::max(step, span->step);
-  }
-  return step;
 }
 
 }  // namespace
@@ -179,13 +162,44 @@ void write_total_steps(const fs::path& run, std::int64_t total_steps) {
   distckpt::replace_text(run / kProgressFile, json{{"total_steps", total_steps}}.dump() + "\n");
 }
 
-std::vector<Span> read_step_spans(const RunLog& run, std::optional<std::int64_t> step) {
-  if (!step) {
-    for (const auto& path : run.timeline_paths) {
-      const auto last = last_step(path);
-      step = step ? std::min(*step, last) : last;
-    }
+namespace {
+
+// The steps of the spans at the end of a file: a long run's timeline is long.
+std::set<std::int64_t> last_steps(const fs::path& path) {
+  constexpr std::int64_t kTail = std::int64_t{4} << 20;
+  const distckpt::ReadFile file(path);
+  std::string tail(static_cast<std::size_t>(std::min(kTail, file.size())), '\0');
+  file.read_at(file.size() - static_cast<std::int64_t>(tail.size()),
+               std::as_writable_bytes(std::span(tail)));
+  std::istringstream lines(tail);
+  std::set<std::int64_t> steps;
+  for (std::string line; std::getline(lines, line);) {
+    const auto parsed = distckpt::json_or_discarded(line);
+    const auto span = parsed.is_object() ? span_of(parsed) : std::nullopt;
+    if (span) steps.insert(span->step);
   }
+  return steps;
+}
+
+// The last step that all ranks wrote; without any, the least of their last ones. A rank that runs
+// ahead of the others writes nothing in some of their steps.
+std::optional<std::int64_t> last_common_step(const std::vector<fs::path>& paths) {
+  std::optional<std::set<std::int64_t>> common;
+  std::optional<std::int64_t> least;
+  for (const auto& path : paths) {
+    auto steps = last_steps(path);
+    const auto last = steps.empty() ? 0 : *steps.rbegin();
+    least = std::min(least.value_or(last), last);
+    if (common) std::erase_if(*common, [&](auto step) { return !steps.contains(step); });
+    if (!common) common = std::move(steps);
+  }
+  return common && !common->empty() ? *common->rbegin() : least;
+}
+
+}  // namespace
+
+std::vector<Span> read_step_spans(const RunLog& run, std::optional<std::int64_t> step) {
+  if (!step) step = last_common_step(run.timeline_paths);
   std::vector<Span> spans;
   for (const auto& path : run.timeline_paths)
     std::ranges::move(read_spans(path, step), std::back_inserter(spans));

@@ -116,8 +116,9 @@ void PpoTrainer::train_step() {
               [&] { batch.take(batch_worker_.compute_advantages(batch, kl_, log_->metrics())); });
   learn(batch);
   report(batch);
-  workers_.begin_step(++step_ + 1);
+  ++step_;
   validate();
+  workers_.begin_step(step_ + 1);
   report_run();
   log_->end_step(batch);
 }

@@ -108,6 +108,23 @@ TEST(StepSpans, AreThoseOfTheLastStepThatAllRanksWrote) {
   EXPECT_TRUE(read_step_spans(run, 9).empty());
 }
 
+// The rollout of an asynchronous run has answered the last steps ahead.
+TEST(StepSpans, AreOfAStepThatARankAheadWroteToo) {
+  const support::TempDir dir;
+  distckpt::write_text(dir / "metrics.jsonl", "");
+  for (const auto& [rank, steps] : {std::pair(0, std::vector{1, 2, 3, 4}), {1, {1, 2, 5}}}) {
+    Timeline timeline(dir / kTimelineFolder, rank, 1);
+    for (const int step : steps) {
+      timeline.begin_step(step);
+      timeline.add("a", 1, 2);
+      timeline.end_step();
+    }
+  }
+  const auto spans = read_step_spans(read_run(dir.path()), {});
+  ASSERT_EQ(spans.size(), 2U);
+  EXPECT_EQ(spans[1], (Span{.name = "a", .start = 1, .end = 2, .rank = 1, .step = 2}));
+}
+
 TEST(StepSpans, PassOverLinesThatAreNone) {
   const support::TempDir dir;
   distckpt::write_text(
