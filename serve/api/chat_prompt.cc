@@ -164,7 +164,7 @@ ordered_json tools_of(const Fields& fields) {
   return tools->empty() ? ordered_json() : *tools;
 }
 
-ChatPrompt chat_prompt(const ordered_json& body, const ServedModel& model) {
+ChatPrompt chat_prompt(const ordered_json& body, const ServedModel& model, bool is_prompt) {
   const Fields fields(body);
   rollout::text::ChatOptions options{.add_generation_prompt = true};
   fields.read("add_generation_prompt", options.add_generation_prompt);
@@ -184,7 +184,8 @@ ChatPrompt chat_prompt(const ordered_json& body, const ServedModel& model) {
     auto images = read_images(messages, model);
     auto text = chosen->apply(messages, options);
     if (images) text = model.images->expand(text, images);
-    return {.token_ids = model.encode(text, special, "prompt"), .images = std::move(images)};
+    return {.token_ids = model.encode(text, special, "prompt", is_prompt),
+            .images = std::move(images)};
   } catch (const Error& error) {
     throw ApiError(400, error.what(), "messages");
   }

@@ -15,8 +15,9 @@ struct ChatPrompt {
   ImageFiles images{};
 };
 
-// The prompt of a chat: `messages`, `tools` and the options of the template in `body`.
-ChatPrompt chat_prompt(const ordered_json& body, const ServedModel& model);
+// The prompt of a chat: `messages`, `tools` and the options of the template in `body`. `is_prompt`:
+// as ServedModel::encode() has it.
+ChatPrompt chat_prompt(const ordered_json& body, const ServedModel& model, bool is_prompt = false);
 
 // The messages of a chat as templates want them: parts of text as one text, arguments of calls as
 // objects. `sees`: parts of images stay; otherwise they are refused.

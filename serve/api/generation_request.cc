@@ -212,9 +212,11 @@ void check_length(GenerationRequest& request,
   }
   const auto room = model.max_model_len - longest + (request.draws_nothing ? 1 : 0);
   if (room < 1 || max_tokens.value_or(1) > room) {
+    const bool is_cut = request.are_texts && longest > model.max_model_len;
     const auto message = fmt::format(
-        "the {} {} tokens, and the prompt has {}{}",
-        model.is_limited_by_cache ? "KV cache holds" : "model takes", model.max_model_len, longest,
+        "the {} {} tokens, and the prompt has {}{}{}",
+        model.is_limited_by_cache ? "KV cache holds" : "model takes", model.max_model_len,
+        is_cut ? "more than " : "", is_cut ? model.max_model_len : longest,
         max_tokens && !request.draws_nothing ? fmt::format(", {} {}", param, *max_tokens) : "");
     throw ApiError(400, message, room < 1 ? "prompt" : param, "context_length_exceeded");
   }
@@ -226,16 +228,20 @@ void check_length(GenerationRequest& request,
 void read_prompts(const Fields& fields, const ServedModel& model, GenerationRequest& request) {
   bool special = true;
   fields.read("add_special_tokens", special);
+  const bool is_whole = fields.has("truncate_prompt_tokens");
+  const auto add_text = [&](const std::string& text) {
+    request.prompts.push_back(model.encode(text, special, "prompt", !is_whole));
+    request.are_texts = !is_whole;
+  };
   const auto* const prompt = fields.find("prompt");
   if (prompt == nullptr) throw ApiError(400, "prompt: is missing", "prompt");
   const auto is_list_of = [&](auto&& is_one) {
     return prompt->is_array() && !prompt->empty() && std::ranges::all_of(*prompt, is_one);
   };
   if (prompt->is_string()) {
-    request.prompts.push_back(model.encode(prompt->get<std::string>(), special, "prompt"));
+    add_text(prompt->get_ref<const std::string&>());
   } else if (is_list_of([](const auto& one) { return one.is_string(); })) {
-    for (const auto& one : *prompt)
-      request.prompts.push_back(model.encode(one.template get<std::string>(), special, "prompt"));
+    for (const auto& one : *prompt) add_text(one.get_ref<const std::string&>());
   } else if (is_list_of([](const auto& one) { return one.is_array(); })) {
     for (const auto& one : *prompt) request.prompts.push_back(token_ids_of(one, "prompt"));
   } else if (is_list_of([](const auto& one) { return one.is_number(); })) {
@@ -361,7 +367,8 @@ GenerationRequest parse_chat_completion(const ordered_json& body, const ServedMo
   if (fields.has("prompt_token_ids")) {
     fields.read("prompt_token_ids", request.prompts.emplace_back());
   } else {
-    auto prompt = chat_prompt(body, model);
+    request.are_texts = !fields.has("truncate_prompt_tokens");
+    auto prompt = chat_prompt(body, model, request.are_texts);
     request.prompts.push_back(std::move(prompt.token_ids));
     request.images = std::move(prompt.images);
   }

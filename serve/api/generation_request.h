@@ -15,7 +15,8 @@ namespace ferry::serve {
 struct GenerationRequest {
   bool is_chat = false;
   std::vector<std::vector<std::int64_t>> prompts{};  // token ids; of a chat one
-  ImageFiles images{};                               // of a chat
+  bool are_texts = false;  // the prompts were such; one that is too long has some tokens of all
+  ImageFiles images{};     // of a chat
   rollout::SamplingParams params{};
   bool stream = false;
   bool include_usage = false;           // a stream ends with its usage

@@ -15,8 +15,11 @@ const rollout::text::Tokenizer& ServedModel::require_tokenizer(const std::string
 
 std::vector<std::int64_t> ServedModel::encode(const std::string& text,
                                               bool special,
-                                              const std::string& param) const {
-  const auto ids = require_tokenizer(param).encode(text, {.add_special_tokens = special});
+                                              const std::string& param,
+                                              bool is_prompt) const {
+  rollout::text::EncodeOptions options{.add_special_tokens = special};
+  if (is_prompt) options.max_tokens = static_cast<std::size_t>(max_model_len);
+  const auto ids = require_tokenizer(param).encode(text, options);
   return {ids.begin(), ids.end()};
 }
 

@@ -44,10 +44,12 @@ struct ServedModel {
 
   // Throws ApiError 400 if there is none.
   const rollout::text::Tokenizer& require_tokenizer(const std::string& param) const;
-  // The tokens of a text; `special`: with those that the tokenizer adds. Throws as above.
+  // The tokens of a text; `special`: with those that the tokenizer adds; `is_prompt`: of one that
+  // is too long some beyond max_model_len. Throws as above.
   std::vector<std::int64_t> encode(const std::string& text,
                                    bool special,
-                                   const std::string& param) const;
+                                   const std::string& param,
+                                   bool is_prompt = false) const;
   // True if its answers are messages on channels.
   bool has_channels() const { return tool_format && rollout::text::has_channels(*tool_format); }
 };

@@ -119,9 +119,9 @@ std::vector<TokenId> Tokenizer::encode(std::string_view text, EncodeOptions opti
   std::vector<TokenId> ids;
   if (options.add_special_tokens) ids = post_processor_.before;
   if (is_valid_utf8(text)) {
-    encode_into(text, *scratch, ids);
+    encode_into(text, options.max_tokens, *scratch, ids);
   } else {
-    encode_into(replace_invalid_utf8(text), *scratch, ids);
+    encode_into(replace_invalid_utf8(text), options.max_tokens, *scratch, ids);
   }
   if (options.add_special_tokens) {
     ids.insert(ids.end(), post_processor_.behind.begin(), post_processor_.behind.end());
@@ -132,11 +132,13 @@ std::vector<TokenId> Tokenizer::encode(std::string_view text, EncodeOptions opti
 // Finds added tokens that are not normalized, and then, in the normalized text between them, those
 // that are.
 void Tokenizer::encode_into(std::string_view text,
+                            std::size_t max_tokens,
                             Scratch& scratch,
                             std::vector<TokenId>& ids) const {
   scratch.stretches.clear();
   added_.split(text, false, scratch.stretches);
   for (const auto& stretch : scratch.stretches) {
+    if (ids.size() > max_tokens) return;
     if (stretch.id != kNoToken) {
       ids.push_back(stretch.id);
       continue;
@@ -149,7 +151,7 @@ void Tokenizer::encode_into(std::string_view text,
       inside = normalized;
     }
     if (!added_.any(true)) {
-      encode_stretch(inside, starts_input, scratch, ids);
+      encode_stretch(inside, starts_input, max_tokens, scratch, ids);
       continue;
     }
     scratch.inner_stretches.clear();
@@ -159,7 +161,7 @@ void Tokenizer::encode_into(std::string_view text,
         ids.push_back(inner.id);
       } else {
         encode_stretch(inside.substr(inner.begin, inner.end - inner.begin),
-                       starts_input && inner.begin == 0, scratch, ids);
+                       starts_input && inner.begin == 0, max_tokens, scratch, ids);
       }
     }
   }
@@ -167,11 +169,15 @@ void Tokenizer::encode_into(std::string_view text,
 
 void Tokenizer::encode_stretch(std::string_view text,
                                bool starts_input,
+                               std::size_t max_tokens,
                                Scratch& scratch,
                                std::vector<TokenId>& ids) const {
   auto& pieces = scratch.pieces;
   pre_tokenizer_.split(text, starts_input, pieces);
-  for (const auto& piece : pieces.pieces) model_.encode(pieces[piece], scratch.model, ids);
+  for (const auto& piece : pieces.pieces) {
+    if (ids.size() > max_tokens) return;
+    model_.encode(pieces[piece], scratch.model, ids);
+  }
 }
 
 TokenId Tokenizer::token_to_id(std::string_view token) const {

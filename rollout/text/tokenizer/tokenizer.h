@@ -3,7 +3,9 @@
 // construction.
 #pragma once
 
+#include <cstddef>
 #include <filesystem>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -25,6 +27,8 @@ namespace ferry::rollout::text {
 
 struct EncodeOptions {
   bool add_special_tokens = true;  // those of the post-processor, such as <s>
+  // Once there are more, the rest of the text is left out: it is too long anyway.
+  std::size_t max_tokens = std::numeric_limits<std::size_t>::max();
 };
 
 struct DecodeOptions {
@@ -73,9 +77,13 @@ class Tokenizer {
   class Lease;
 
   void read_config(std::string_view json, std::string_view source);
-  void encode_into(std::string_view text, Scratch& scratch, std::vector<TokenId>& ids) const;
+  void encode_into(std::string_view text,
+                   std::size_t max_tokens,
+                   Scratch& scratch,
+                   std::vector<TokenId>& ids) const;
   void encode_stretch(std::string_view text,
                       bool starts_input,
+                      std::size_t max_tokens,
                       Scratch& scratch,
                       std::vector<TokenId>& ids) const;
   // The token for the decoder; null for an unknown id or one that is skipped.
