@@ -5,6 +5,7 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <chrono>
 #include <iterator>
 #include <ranges>
 #include <utility>
@@ -342,7 +343,9 @@ std::optional<StepInFlight> LLMEngine::launch(const StepInFlight* before) {
     throw;
   }
   ++totals_.steps;
+  const auto now = std::chrono::steady_clock::now();
   for (const auto& [sequence, num_new_tokens] : scheduled) {
+    if (sequence->first_step == std::chrono::steady_clock::time_point()) sequence->first_step = now;
     if (sequence->num_computed_tokens == sequence->num_cached_tokens)
       totals_.cached_tokens += sequence->num_cached_tokens;
     totals_.prompt_tokens += std::clamp<std::int64_t>(
@@ -367,9 +370,11 @@ std::vector<RequestOutput> LLMEngine::collect(StepInFlight step, StepInFlight* n
   }
   for (const auto& prompt : step.prompts) take(prompt);
   std::map<std::uint64_t, RequestOutput> of_requests;
+  const auto now = std::chrono::steady_clock::now();
   for (auto& drawn : step.drawn) {
     if (drawn.sequence == nullptr) continue;
     auto& sequence = *drawn.sequence;
+    const bool is_first = drawn.position == sequence.num_prompt_tokens;
     const auto reason = take(drawn, next);
     auto& request = requests_.at(sequence.request_id);
     auto& output = of_requests[request.number];
@@ -378,6 +383,10 @@ std::vector<RequestOutput> LLMEngine::collect(StepInFlight step, StepInFlight* n
       output.prompt_logprobs = std::move(request.prompt_logprobs);
     auto& sample = output.outputs.emplace_back(
         CompletionOutput{.index = sequence.index, .finish_reason = reason});
+    if (is_first) {
+      sample.prefill_seconds = std::chrono::duration<double>(now - sequence.first_step).count();
+      if (sequence.index == 0) output.num_cached_tokens = sequence.num_cached_tokens;
+    }
     if (reason == FinishReason::kStop && !sequence.ending_tokens->empty())
       sample.stop_reason = drawn.token.token_id;
     sample.tokens.push_back(std::move(drawn.token));

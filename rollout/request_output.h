@@ -47,6 +47,8 @@ struct CompletionOutput {
   std::vector<std::byte> routed_experts{};
   FinishReason finish_reason = FinishReason::kNone;
   std::optional<std::int64_t> stop_reason{};  // for kStop: the token
+  // Beside the first token: from the first step that computed the prompt to it.
+  std::optional<double> prefill_seconds{};
 };
 
 struct RequestOutput {
@@ -57,6 +59,8 @@ struct RequestOutput {
   // SamplingParams::prompt_logprobs: beside the first token of the first sample, of each token of
   // the prompt but the first.
   std::vector<PromptTokenOutput> prompt_logprobs{};
+  // Beside the first token of the first sample: tokens of the prompt that the prefix cache had.
+  std::optional<std::int64_t> num_cached_tokens{};
 };
 
 struct EngineStats {

@@ -45,7 +45,8 @@ Generation::Generation(GenerationRequest request,
       own_texts_(model.tokenizer),
       writer_(request_, model, is_long_ ? own_texts_ : texts, id_, std::time(nullptr)),
       prompt_logprobs_(request_.prompts.size()),
-      is_answered_(request_.prompts.size(), false) {
+      is_answered_(request_.prompts.size(), false),
+      cached_tokens_(request_.prompts.size(), 0) {
   samples_.reserve(static_cast<std::size_t>(request_.num_samples()));
   for (const auto& prompt : request_.prompts) {
     usage_.prompt_tokens += static_cast<std::int64_t>(prompt.size());
@@ -88,12 +89,24 @@ void Generation::fail(const ApiError& error) {
   }
 }
 
+void Generation::abort(const ApiError& error, EngineMetrics& metrics) {
+  auto& counted = metrics_ != nullptr ? *metrics_ : metrics;
+  counted.finished[rollout::to_string(FinishReason::kAbort)] +=
+      static_cast<std::int64_t>(samples_.size() - num_over_);
+  fail(error);
+}
+
 void Generation::take(std::size_t prompt,
                       rollout::RequestOutput output,
                       std::int64_t version,
                       EngineMetrics& metrics) {
   if (is_over_) return;
   writer_.set_version(version);
+  metrics_ = &metrics;
+  if (output.num_cached_tokens) {
+    const auto before = std::exchange(cached_tokens_[prompt], *output.num_cached_tokens);
+    usage_.cached_tokens += *output.num_cached_tokens - before;  // 0 unless an engine failed
+  }
   if (output.finished) is_answered_[prompt] = true;
   if (output.error) return fail(api_error(*output.error));
   if (!output.prompt_logprobs.empty()) prompt_logprobs_[prompt] = std::move(output.prompt_logprobs);
@@ -114,7 +127,7 @@ void Generation::take(std::size_t prompt,
     engine_.abort(output.request_id);
     is_answered_[prompt] = true;
   }
-  if (num_over_ == samples_.size()) finish(version, metrics);
+  if (num_over_ == samples_.size()) finish(version);
 }
 
 void Generation::take_sample(Sample& sample,
@@ -127,7 +140,7 @@ void Generation::take_sample(Sample& sample,
   if (taken.is_ahead) engine_.abort(id, output.index);
   SamplePart part{.text = std::move(taken.text), .finish_reason = taken.finish_reason};
   output.tokens.resize(taken.num_tokens);
-  count_tokens(sample, taken.num_tokens, metrics);
+  count_tokens(sample, output, taken.num_tokens, metrics);
   part.tokens = std::move(output.tokens);
   if (!request_.echoes.empty() && !std::exchange(sample.has_echo, true))
     part.text.insert(0, request_.echoes[prompt_of(sample)]);
@@ -144,18 +157,46 @@ ordered_json Generation::stop_reason_of(const rollout::SampleText::Part& part) c
   return {};
 }
 
-void Generation::count_tokens(Sample& sample, std::size_t num_tokens, EngineMetrics& metrics) {
+void Generation::count_tokens(Sample& sample,
+                              const rollout::CompletionOutput& output,
+                              std::size_t num_tokens,
+                              EngineMetrics& metrics) {
   const auto now = Clock::now();
-  if (!std::exchange(has_token_, true)) {
-    metrics.time_to_first_token.add(seconds_between(started_, now));
-    metrics.prompt_tokens += usage_.prompt_tokens;
-  } else if (sample.last_token != Clock::time_point()) {
+  const auto prompt = prompt_of(sample);
+  if (sample.first_token == Clock::time_point()) {
+    const auto waited = seconds_between(started_, now);
+    sample.first_token = now;
+    metrics.time_to_first_token.add(waited);
+    if (output.prefill_seconds) {
+      metrics.request_prefill_time.add(*output.prefill_seconds);
+      metrics.request_queue_time.add(std::max(0.0, waited - *output.prefill_seconds));
+    }
+    if (sample.part.index % request_.params.n == 0)
+      metrics.prompt_tokens += static_cast<std::int64_t>(request_.prompts[prompt].size());
+  } else {
     metrics.inter_token_latency.add(seconds_between(sample.last_token, now));
   }
   sample.last_token = now;
   sample.num_tokens += static_cast<std::int64_t>(num_tokens);
   usage_.completion_tokens += static_cast<std::int64_t>(num_tokens);
   metrics.generation_tokens += static_cast<std::int64_t>(num_tokens);
+}
+
+// A sample is a request to vLLM's engine, which its metrics count.
+void Generation::count_end(const Sample& sample,
+                           FinishReason reason,
+                           EngineMetrics& metrics) const {
+  ++metrics.finished[rollout::to_string(reason)];
+  const auto& prompt = request_.prompts[prompt_of(sample)];
+  metrics.e2e_request_latency.add(seconds_between(started_, Clock::now()));
+  metrics.request_prompt_tokens.add(static_cast<double>(prompt.size()));
+  metrics.request_generation_tokens.add(static_cast<double>(sample.num_tokens));
+  metrics.request_params_n.add(static_cast<double>(request_.params.n));
+  metrics.request_params_max_tokens.add(static_cast<double>(request_.params.max_tokens));
+  const auto decode = seconds_between(sample.first_token, sample.last_token);
+  metrics.request_decode_time.add(decode);
+  if (sample.num_tokens > 1)
+    metrics.request_time_per_output_token.add(decode / static_cast<double>(sample.num_tokens - 1));
 }
 
 // Takes thoughts and calls of tools out of the part's text.
@@ -185,7 +226,8 @@ std::size_t Generation::prompt_of(const Sample& sample) const {
 
 Usage Generation::usage_of(const Sample& sample) const {
   return {.prompt_tokens = static_cast<std::int64_t>(request_.prompts[prompt_of(sample)].size()),
-          .completion_tokens = sample.num_tokens};
+          .completion_tokens = sample.num_tokens,
+          .cached_tokens = cached_tokens_[prompt_of(sample)]};
 }
 
 // Writes a part to a stream, or keeps it.
@@ -196,7 +238,7 @@ void Generation::give(Sample& sample, SamplePart part, EngineMetrics& metrics) {
   if (part.finish_reason != FinishReason::kNone) {
     sample.is_over = true;
     ++num_over_;
-    ++metrics.finished[rollout::to_string(part.finish_reason)];
+    count_end(sample, part.finish_reason, metrics);
   }
   if (!request_.stream) {
     whole.text += part.text;
@@ -221,11 +263,8 @@ void Generation::write_event(const std::string& json) {
   exchange_->write("data: " + json + "\n\n");
 }
 
-void Generation::finish(std::int64_t version, EngineMetrics& metrics) {
+void Generation::finish(std::int64_t version) {
   is_over_ = true;
-  metrics.e2e_request_latency.add(seconds_between(started_, Clock::now()));
-  metrics.request_prompt_tokens.add(static_cast<double>(usage_.prompt_tokens));
-  metrics.request_generation_tokens.add(static_cast<double>(usage_.completion_tokens));
   if (!request_.stream) {
     // A request that is over is this function's alone.
     const auto make_body = [self = shared_from_this(), version] {

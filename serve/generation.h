@@ -53,6 +53,9 @@ class Generation : public std::enable_shared_from_this<Generation> {
   // Ends all that is under way in the engine, and the response with the error if the client is
   // still there.
   void fail(const ApiError& error);
+  // The same where its client has gone, or waits no longer: its samples count as aborted in the
+  // metrics of the engine that has drawn them, or in these if none has.
+  void abort(const ApiError& error, EngineMetrics& metrics);
 
  private:
   struct Sample {
@@ -63,7 +66,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
     std::int64_t num_tokens = 0;
     bool has_begun = false;  // the client has a part of it
     bool has_echo = false;   // the text begins with the prompt
-    Clock::time_point last_token{};
+    Clock::time_point first_token{}, last_token{};
     bool is_over = false;
   };
 
@@ -71,14 +74,18 @@ class Generation : public std::enable_shared_from_this<Generation> {
                    const std::string& id,
                    rollout::CompletionOutput& output,
                    EngineMetrics& metrics);
-  void count_tokens(Sample& sample, std::size_t num_tokens, EngineMetrics& metrics);
+  void count_tokens(Sample& sample,
+                    const rollout::CompletionOutput& output,
+                    std::size_t num_tokens,
+                    EngineMetrics& metrics);
+  void count_end(const Sample& sample, rollout::FinishReason reason, EngineMetrics& metrics) const;
   std::size_t prompt_of(const Sample& sample) const;
   Usage usage_of(const Sample& sample) const;
   void read_answer(Sample& sample, SamplePart& part) const;
   void give(Sample& sample, SamplePart part, EngineMetrics& metrics);
   ordered_json stop_reason_of(const rollout::SampleText::Part& part) const;
   void write_event(const std::string& json);
-  void finish(std::int64_t version, EngineMetrics& metrics);
+  void finish(std::int64_t version);
 
   GenerationRequest request_;
   EngineFleet& engine_;
@@ -90,11 +97,12 @@ class Generation : public std::enable_shared_from_this<Generation> {
   AnswerWriter writer_;
   std::vector<Sample> samples_;
   std::vector<PromptLogprobs> prompt_logprobs_;
-  std::vector<bool> is_answered_;  // by prompt: the engine has no more of it
-  std::size_t num_over_ = 0;       // samples
+  std::vector<bool> is_answered_;            // by prompt: the engine has no more of it
+  std::vector<std::int64_t> cached_tokens_;  // by prompt
+  EngineMetrics* metrics_ = nullptr;         // of the engine that drew the last tokens
+  std::size_t num_over_ = 0;                 // samples
   Usage usage_{};
   Clock::time_point started_ = Clock::now();
-  bool has_token_ = false;
   bool is_over_ = false;
 };
 

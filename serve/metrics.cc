@@ -20,6 +20,8 @@ const std::vector<double> kWholeAnswer{0.3,  0.5,   0.8,   1.0,   1.5,   2.0,   
 const std::vector<double> kTokens{1,    2,    5,    10,    20,    50,    100,    200,   500,
                                   1000, 2000, 5000, 10000, 20000, 50000, 100000, 200000};
 
+const std::vector<double> kSamples{1, 2, 5, 10, 20};
+
 std::string escaped(std::string_view text) {
   std::string result;
   for (const char c : text) {
@@ -58,7 +60,13 @@ EngineMetrics::EngineMetrics()
       inter_token_latency(kBetweenTokens),
       e2e_request_latency(kWholeAnswer),
       request_prompt_tokens(kTokens),
-      request_generation_tokens(kTokens) {}
+      request_generation_tokens(kTokens),
+      request_queue_time(kWholeAnswer),
+      request_prefill_time(kWholeAnswer),
+      request_decode_time(kWholeAnswer),
+      request_time_per_output_token(kBetweenTokens),
+      request_params_n(kSamples),
+      request_params_max_tokens(kTokens) {}
 
 std::string Metrics::text(const std::vector<std::optional<EngineStatus>>& statuses) const {
   std::string text;
@@ -120,6 +128,18 @@ std::string Metrics::text(const std::vector<std::optional<EngineStatus>>& status
                 "Tokens of a prompt.");
   add_histogram(&EngineMetrics::request_generation_tokens, "vllm:request_generation_tokens",
                 "Tokens of an answer.");
+  add_histogram(&EngineMetrics::request_queue_time, "vllm:request_queue_time_seconds",
+                "From a request to the first step that computes its prompt.");
+  add_histogram(&EngineMetrics::request_prefill_time, "vllm:request_prefill_time_seconds",
+                "From that step to the first token.");
+  add_histogram(&EngineMetrics::request_decode_time, "vllm:request_decode_time_seconds",
+                "From the first token to the last one.");
+  add_histogram(&EngineMetrics::request_time_per_output_token,
+                "vllm:request_time_per_output_token_seconds",
+                "Decode time by the tokens behind the first one.");
+  add_histogram(&EngineMetrics::request_params_n, "vllm:request_params_n", "n of a request.");
+  add_histogram(&EngineMetrics::request_params_max_tokens, "vllm:request_params_max_tokens",
+                "max_tokens of a request.");
   return text;
 }
 

@@ -28,7 +28,7 @@ class Histogram {
   double sum_ = 0;
 };
 
-// Counters of the requests that an engine has answered.
+// Counters of the answers that an engine has drawn: a sample is what vLLM's engine calls a request.
 struct EngineMetrics {
   EngineMetrics();
 
@@ -40,6 +40,12 @@ struct EngineMetrics {
   Histogram e2e_request_latency;
   Histogram request_prompt_tokens;
   Histogram request_generation_tokens;
+  Histogram request_queue_time;
+  Histogram request_prefill_time;
+  Histogram request_decode_time;
+  Histogram request_time_per_output_token;
+  Histogram request_params_n;
+  Histogram request_params_max_tokens;
 };
 
 class Metrics {

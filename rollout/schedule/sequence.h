@@ -2,6 +2,7 @@
 // blocks there. Scheduler and BlockManager change it; the engine reads it.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -72,6 +73,7 @@ struct Sequence {
 
   std::int64_t num_computed_tokens = 0;  // with keys and values in the cache
   std::int64_t num_cached_tokens = 0;    // of these, found there when the sequence began
+  std::chrono::steady_clock::time_point first_step{};  // once it has been computed in any
   // The blocks of each group of layers (kv_cache_groups.h), in order.
   std::vector<std::vector<std::int32_t>> block_tables{};
   std::vector<PrefixHash> block_hashes{};  // of the blocks that the prefix cache knows

@@ -72,7 +72,8 @@ void add_reasoning(SamplePart& part, ordered_json& message) {
 ordered_json usage_json(const Usage& usage) {
   return {{"prompt_tokens", usage.prompt_tokens},
           {"completion_tokens", usage.completion_tokens},
-          {"total_tokens", usage.prompt_tokens + usage.completion_tokens}};
+          {"total_tokens", usage.prompt_tokens + usage.completion_tokens},
+          {"prompt_tokens_details", {{"cached_tokens", usage.cached_tokens}}}};
 }
 
 AnswerWriter::AnswerWriter(const GenerationRequest& request,

@@ -31,6 +31,7 @@ using PromptLogprobs = std::vector<rollout::PromptTokenOutput>;
 struct Usage {
   std::int64_t prompt_tokens = 0;
   std::int64_t completion_tokens = 0;
+  std::int64_t cached_tokens = 0;  // of the prompt, which the prefix cache had
 };
 ordered_json usage_json(const Usage& usage);
 

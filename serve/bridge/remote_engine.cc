@@ -51,18 +51,29 @@ rollout::TokenOutput read_token(const json& value) {
           .top = read_top(value.at(3))};
 }
 
+template <typename T>
+json optional_json(const std::optional<T>& value) {
+  return value ? json(*value) : json();
+}
+
+template <typename T>
+void read_optional(const json& value, std::optional<T>& into) {
+  if (!value.is_null()) into = value.get<T>();
+}
+
 json output_json(const RequestOutput& output) {
   auto samples = json::array();
   for (const auto& sample : output.outputs) {
     auto tokens = json::array();
     for (const auto& token : sample.tokens) tokens.push_back(token_json(token));
     samples.push_back({sample.index, std::move(tokens), static_cast<int>(sample.finish_reason),
-                       sample.stop_reason ? json(*sample.stop_reason) : json()});
+                       optional_json(sample.stop_reason), optional_json(sample.prefill_seconds)});
   }
   auto prompt = json::array();
   for (const auto& token : output.prompt_logprobs) prompt.push_back(prompt_token_json(token));
-  return {output.request_id, std::move(samples), output.finished,
-          output.error ? error_json(*output.error) : json(), std::move(prompt)};
+  return {output.request_id, std::move(samples),
+          output.finished,   output.error ? error_json(*output.error) : json(),
+          std::move(prompt), optional_json(output.num_cached_tokens)};
 }
 
 RequestOutput read_output(const json& value) {
@@ -73,10 +84,12 @@ RequestOutput read_output(const json& value) {
     sample.index = one.at(0).get<std::int64_t>();
     for (const auto& token : one.at(1)) sample.tokens.push_back(read_token(token));
     sample.finish_reason = static_cast<rollout::FinishReason>(one.at(2).get<int>());
-    if (!one.at(3).is_null()) sample.stop_reason = one.at(3).get<std::int64_t>();
+    read_optional(one.at(3), sample.stop_reason);
+    read_optional(one.at(4), sample.prefill_seconds);
   }
   if (!value.at(3).is_null()) output.error = read_error(value.at(3));
   for (const auto& token : value.at(4)) output.prompt_logprobs.push_back(read_prompt_token(token));
+  read_optional(value.at(5), output.num_cached_tokens);
   return output;
 }
 

@@ -219,8 +219,9 @@ def test_metrics_have_vllms_names(server):
     server.complete([1, 2, 3], n=2, max_tokens=5, ignore_eos=True, seed=1)
     assert server.metric("vllm:prompt_tokens_total") == before["prompt_tokens_total"] + 3
     assert server.metric("vllm:generation_tokens_total") == before["generation_tokens_total"] + 10
-    assert server.metric("vllm:e2e_request_latency_seconds_count") == before["e2e_request_latency_seconds_count"] + 1
+    assert server.metric("vllm:e2e_request_latency_seconds_count") == before["e2e_request_latency_seconds_count"] + 2
     for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "prefix_cache_queries_total", "prefix_cache_hits_total",
-                 "num_preemptions_total", "request_success_total", "time_to_first_token_seconds_sum", "inter_token_latency_seconds_sum"):
+                 "num_preemptions_total", "request_success_total", "time_to_first_token_seconds_sum", "inter_token_latency_seconds_sum",
+                 "request_queue_time_seconds_count", "request_prefill_time_seconds_count", "request_decode_time_seconds_count"):
         server.metric(f"vllm:{name}")
     assert f'model_name="{NAME}"' in server.get("/metrics").decode()
