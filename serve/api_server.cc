@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <ctime>
 #include <exception>
+#include <iterator>
 #include <utility>
 
 #include "serve/api/chat_prompt.h"
@@ -16,6 +17,7 @@ namespace {
 constexpr std::string_view kModels = "/v1/models/";  // a model's name follows
 constexpr std::string_view kGet = "GET", kPost = "POST";
 constexpr std::size_t kLargeBody = std::size_t{128} << 10;  // a few milliseconds
+constexpr std::size_t kHugeBody = std::size_t{2} << 20;     // tenths of a second
 
 void answer_json(const std::shared_ptr<Exchange>& exchange, const ordered_json& value) {
   exchange->respond({.body = dump(value)});
@@ -33,6 +35,16 @@ HttpResponse other_method(const HttpRequest& request, std::string_view method) {
   if (request.method == "OPTIONS") return {.headers = allow};
   const ApiError error(405, fmt::format("{} is asked by {}", request.path, method));
   return {.status = error.status(), .body = error.body(), .headers = allow};
+}
+
+HttpResponse response_of(const ApiError& error) {
+  return {.status = error.status(), .body = error.body()};
+}
+
+// A browser asks so before it sends a request of a page that has more than a form's headers.
+bool is_preflight(const HttpRequest& request) {
+  return request.method == "OPTIONS" && !request.header("origin").empty() &&
+         !request.header("access-control-request-method").empty();
 }
 
 }  // namespace
@@ -53,6 +65,11 @@ ApiServer::ApiServer(ServedModel model,
           [this](const std::shared_ptr<Exchange>& exchange) { handle(exchange); },
           [](int status, const std::string& message) { return ApiError(status, message).body(); }) {
   http_.on_tick([this] { tick(); });
+  http_.on_head([this](const HttpRequest& request) {
+    auto refusal = refusal_of(request);
+    if (refusal) std::ranges::move(headers_for(request), std::back_inserter(refusal->headers));
+    return refusal;
+  });
   engine_.on_outputs([this](std::size_t from, std::vector<rollout::RequestOutput> outputs,
                             const EngineStatus& now) {
     auto shared = std::make_shared<std::vector<rollout::RequestOutput>>(std::move(outputs));
@@ -94,46 +111,90 @@ bool ApiServer::is_authorized(const HttpRequest& request) const {
          });
 }
 
+// Pages of the site may ask. Without API keys any page could control a server on loopback.
+bool ApiServer::allows(std::string_view origin) const {
+  const auto& allowed = options_.allowed_origins;
+  if (allowed.empty()) return !options_.api_keys.empty();
+  return std::ranges::find(allowed, "*") != allowed.end() ||
+         std::ranges::find(allowed, origin) != allowed.end();
+}
+
+// The headers of a response by which a browser gives it to a page of another site (Fetch, 3.2).
+HttpHeaders ApiServer::headers_for(const HttpRequest& request) const {
+  const auto origin = request.header("origin");
+  if (origin.empty() || !allows(origin)) return {};
+  const auto& allowed = options_.allowed_origins;
+  const bool is_any = allowed.empty() || std::ranges::find(allowed, "*") != allowed.end();
+  if (is_any) return {{"Access-Control-Allow-Origin", "*"}};
+  return {{"Access-Control-Allow-Origin", std::string(origin)}, {"Vary", "Origin"}};
+}
+
+const ApiServer::Route* ApiServer::route_of(const HttpRequest& request) {
+  const std::string_view path = request.path;
+  const auto found = routes().find(path == kModels             ? "/v1/models"
+                                   : path.starts_with(kModels) ? kModels
+                                                               : path);
+  return found == routes().end() ? nullptr : &found->second;
+}
+
+// The answer to a request that is not looked at further: its body is not needed for that.
+std::optional<HttpResponse> ApiServer::refusal_of(const HttpRequest& request) const {
+  constexpr const char* kAll = "GET, HEAD, POST, OPTIONS";
+  const auto origin = request.header("origin");
+  if (is_preflight(request) && allows(origin)) {
+    const auto asked = request.header("access-control-request-headers");
+    return HttpResponse{
+        .headers = {{"Access-Control-Allow-Methods", kAll},
+                    {"Access-Control-Allow-Headers",
+                     asked.empty() ? "Authorization, Content-Type" : std::string(asked)},
+                    {"Access-Control-Max-Age", "600"}}};
+  }
+  if (request.path == "*") return HttpResponse{.headers = {{"Allow", kAll}}};  // of all paths
+  const auto* const route = route_of(request);
+  if (route == nullptr)
+    return response_of({404, fmt::format("there is no {}", request.path), "", "unknown_url"});
+  const auto& method = route->method;
+  if (request.method != method && !(request.method == "HEAD" && method == kGet))
+    return other_method(request, method);
+  if (!origin.empty() && !allows(origin))
+    return response_of({403, options_.allowed_origins.empty()
+                                 ? "pages of other sites may not ask a server without API keys"
+                                 : "pages of this site may not ask: --allowed-origins"});
+  if (!route->is_open && !is_authorized(request))
+    return response_of({401, "the API key is missing or wrong", "", "invalid_api_key"});
+  const auto coding = request.header("content-encoding");
+  if (!coding.empty() && lower_case(coding) != "identity")
+    return response_of({415, fmt::format("the body is {}: it has to be plain", coding)});
+  return std::nullopt;
+}
+
 template <typename Answer>
 void ApiServer::answer_or_refuse(const ExchangePtr& exchange, const Answer& answer) {
-  const auto refuse = [&](const ApiError& error) {
-    exchange->respond({.status = error.status(), .body = error.body()});
-  };
   try {
     answer();
   } catch (const ApiError& error) {
-    refuse(error);
+    exchange->respond(response_of(error));
   } catch (const Error& error) {
-    refuse(api_error(error));
+    exchange->respond(response_of(api_error(error)));
   }
 }
 
 void ApiServer::handle(const ExchangePtr& exchange) {
-  answer_or_refuse(exchange, [&] {
-    const auto& request = exchange->request();
-    if (request.path == "*")  // the methods of all paths
-      return exchange->respond({.headers = {{"Allow", "GET, HEAD, POST, OPTIONS"}}});
-    const auto route =
-        routes().find(request.path.starts_with(kModels) ? kModels : std::string_view(request.path));
-    if (route == routes().end())
-      throw ApiError(404, fmt::format("there is no {}", request.path), "", "unknown_url");
-    const auto& method = route->second.method;
-    if (request.method != method && !(request.method == "HEAD" && method == kGet))
-      return exchange->respond(other_method(request, method));
-    // A browser names the site whose page asks: any page could control a server on loopback.
-    if (options_.api_keys.empty() && !request.header("origin").empty())
-      throw ApiError(403, "pages of other sites may not ask a server without API keys");
-    if (!route->second.is_open && !is_authorized(request))
-      throw ApiError(401, "the API key is missing or wrong", "", "invalid_api_key");
-    (this->*route->second.answer)(exchange);
-  });
+  const auto& request = exchange->request();
+  exchange->add_headers(headers_for(request));
+  if (auto refusal = refusal_of(request)) return exchange->respond(*std::move(refusal));
+  answer_or_refuse(exchange, [&] { (this->*route_of(request)->answer)(exchange); });
 }
 
 void ApiServer::answer_body(const ExchangePtr& exchange,
                             std::function<Rest(const ordered_json& body)> parse) {
-  if (exchange->request().body.size() <= kLargeBody)
-    return parse(parse_object(exchange->request().body))(exchange);
-  background_.post([this, exchange, parse = std::move(parse)] {
+  const auto size = exchange->request().body.size();
+  if (size <= kLargeBody) {
+    const auto rest = parse(parse_object(exchange->request().body));
+    exchange->forget_body();
+    return rest(exchange);
+  }
+  (size <= kHugeBody ? background_ : huge_bodies_).post([this, exchange, parse = std::move(parse)] {
     std::exception_ptr error;
     Rest rest;
     try {
@@ -142,6 +203,7 @@ void ApiServer::answer_body(const ExchangePtr& exchange,
       error = std::current_exception();
     }
     http_.post([exchange, rest, error] {
+      exchange->forget_body();
       if (!exchange->is_open()) return;  // the client has gone
       try {
         answer_or_refuse(exchange, [&] {
@@ -200,7 +262,7 @@ void ApiServer::generate(GenerationRequest request, const ExchangePtr& exchange)
   exchange->on_gone([this, weak = std::weak_ptr(generation)] {
     const auto gone = weak.lock();
     if (!gone || gone->is_over()) return;
-    gone->fail(ApiError(499, "the client has gone"));
+    gone->abort(ApiError(499, "the client has gone"), metrics_.of(0));
     forget(*gone);
   });
   generation->start();
@@ -246,8 +308,9 @@ void ApiServer::tick() {
         late.push_back(prompt.generation);
     }
     for (const auto& generation : late) {
-      generation->fail(
-          ApiError(504, "the answer took longer than the server allows", "", "timeout"));
+      generation->abort(
+          ApiError(504, "the answer took longer than the server allows", "", "timeout"),
+          metrics_.of(0));
       forget(*generation);
     }
   }

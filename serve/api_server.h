@@ -8,6 +8,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <string_view>
@@ -24,8 +25,10 @@
 namespace ferry::serve {
 
 struct ApiOptions {
-  std::string version{};                    // of the program
-  std::vector<std::string> api_keys{};      // empty: anybody may ask
+  std::string version{};                // of the program
+  std::vector<std::string> api_keys{};  // empty: anybody may ask
+  // Sites whose pages may ask, "*" for all. Empty: all with API keys, none without.
+  std::vector<std::string> allowed_origins{};
   std::int64_t max_queued_requests = 4096;  // samples beyond those that the engine runs at a time
   std::chrono::milliseconds request_timeout{0};        // of an answer; 0: none
   std::chrono::milliseconds shutdown_timeout{30'000};  // for answers under way
@@ -58,6 +61,10 @@ class ApiServer {
   };
 
   static const std::map<std::string_view, Route>& routes();
+  static const Route* route_of(const HttpRequest& request);
+  std::optional<HttpResponse> refusal_of(const HttpRequest& request) const;
+  HttpHeaders headers_for(const HttpRequest& request) const;
+  bool allows(std::string_view origin) const;
   void handle(const ExchangePtr& exchange);
   bool is_authorized(const HttpRequest& request) const;
 
@@ -114,7 +121,9 @@ class ApiServer {
   bool is_stopping_ = false;
   std::int64_t created_;
   HttpServer http_;
-  Background background_;  // parses and writes large bodies; ends before what it uses
+  // They parse and write large bodies, and end before what they use. Small ones of these do not
+  // wait for those that take seconds.
+  Background background_, huge_bodies_;
 };
 
 }  // namespace ferry::serve

@@ -279,6 +279,10 @@ void add_serve(CLI::App& app) {
   add("--api-key", flags->api.api_keys, "Refuse requests without this key; repeatable")
       ->allow_extra_args(false)
       ->envname("FERRY_API_KEY");
+  add("--allowed-origins", flags->api.allowed_origins,
+      "A site whose pages may ask (https://example.com), or *; repeatable. Default: * with "
+      "--api-key, else none")
+      ->allow_extra_args(false);
   add("--tool-call-parser", flags->tool_call_parser,
       "How the model writes calls of tools. auto: as its chat template does")
       ->check(CLI::IsMember([] {

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
 #include <limits>
 #include <utility>
 
@@ -12,7 +13,12 @@
 namespace ferry::serve {
 namespace {
 
+// A number that is written as 3.0 is an integer, too.
 bool is_int64(const ordered_json& value) {
+  if (value.is_number_float()) {
+    const auto number = value.get<double>();
+    return std::abs(number) <= 0x1p53 && number == std::floor(number);
+  }
   return value.is_number_integer() &&
          (!value.is_number_unsigned() ||
           value.get<std::uint64_t>() <=

@@ -32,6 +32,7 @@ constexpr int kReadsPerEvent = 16;  // then others have their turn
 constexpr std::size_t kReadBytes = std::size_t{64} << 10;
 constexpr std::size_t kMostSent = std::size_t{1} << 20;  // to one client, before others have a turn
 constexpr std::size_t kOtherDescriptors = 128;
+constexpr std::size_t kSmallBody = std::size_t{1} << 20;
 
 // Descriptors that this process may have.
 std::size_t descriptor_limit() {
@@ -59,18 +60,30 @@ void watch_fd(int epoll, int operation, int fd, std::uint64_t id, std::uint32_t 
   check_call(epoll_ctl(epoll, operation, fd, &event) == 0, "epoll_ctl");
 }
 
+std::string lines_of(const HttpHeaders& headers) {
+  std::string lines;
+  for (const auto& [name, value] : headers) lines += fmt::format("{}: {}\r\n", name, value);
+  return lines;
+}
+
 std::string head_of(int status, std::string_view content_type, const HttpHeaders& headers) {
-  auto head = fmt::format("HTTP/1.1 {} {}\r\nContent-Type: {}\r\n", status, reason_phrase(status),
-                          content_type);
-  for (const auto& [name, value] : headers) head += fmt::format("{}: {}\r\n", name, value);
-  return head;
+  return fmt::format("HTTP/1.1 {} {}\r\nContent-Type: {}\r\n", status, reason_phrase(status),
+                     content_type) +
+         lines_of(headers);
 }
 
 }  // namespace
 
+void Exchange::forget_body() {
+  request_.body = {};
+  if (server_ == nullptr) return;
+  if (auto* const connection = server_->connection_of(*this)) server_->hold(*connection, 0);
+}
+
 void Exchange::respond(HttpResponse response) {
   if (server_ == nullptr) return;
   auto head = head_of(response.status, response.content_type, response.headers);
+  head += lines_of(more_headers_);
   head += fmt::format("Content-Length: {}\r\n", response.body.size());
   if (!request_.keep_alive) head += "Connection: close\r\n";
   begun_ = true;
@@ -84,7 +97,7 @@ void Exchange::begin(int status, std::string_view content_type, const HttpHeader
   if (server_ == nullptr) return;
   chunked_ = request_.minor_version == 1;
   request_.keep_alive = request_.keep_alive && chunked_;
-  auto head = head_of(status, content_type, headers);
+  auto head = head_of(status, content_type, headers) + lines_of(more_headers_);
   if (chunked_) head += "Transfer-Encoding: chunked\r\n";
   if (!request_.keep_alive) head += "Connection: close\r\n";
   begun_ = true;
@@ -118,6 +131,7 @@ HttpServer::HttpServer(ServerOptions options, Handler handler, ErrorBody error_b
       handler_(std::move(handler)),
       error_body_(std::move(error_body)) {
   options_.max_connections = connections_within_limit(options_.max_connections);
+  options_.max_held_bytes = std::max(options_.max_held_bytes, options_.limits.max_body_bytes);
   max_descriptor_ = descriptor_limit() - other_descriptors() / 2;
   epoll_ = distckpt::Descriptor(epoll_create1(EPOLL_CLOEXEC));
   wake_ = distckpt::Descriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
@@ -291,6 +305,12 @@ void HttpServer::advance(Connection& connection) {
   connection.in.erase(0, parser.feed(connection.in));
   if (parser.refused_status() != 0)
     return refuse(connection, parser.refused_status(), parser.refusal());
+  if (parser.take_head() && !parser.is_complete() && on_head_)
+    if (auto refusal = on_head_(parser.request())) return refuse(connection, *std::move(refusal));
+  const auto size = parser.request().body.size();
+  hold(connection, size);
+  if (held_bytes_ > options_.max_held_bytes && size > kSmallBody)
+    return refuse(connection, 503, "the bodies of other requests take all memory that there is");
   if (parser.take_expects_continue()) {
     connection.out.add("HTTP/1.1 100 Continue\r\n\r\n");
     unsent_.insert(connection.id);
@@ -320,12 +340,22 @@ void HttpServer::start(Connection& connection) {
 }
 
 void HttpServer::refuse(Connection& connection, int status, const std::string& message) {
-  const auto body = error_body_(status, message);
-  connection.out.add(
-      head_of(status, "application/json", {}) +
-      fmt::format("Content-Length: {}\r\nConnection: close\r\n\r\n{}", body.size(), body));
+  refuse(connection, {.status = status, .body = error_body_(status, message)});
+}
+
+void HttpServer::refuse(Connection& connection, HttpResponse response) {
+  connection.out.add(head_of(response.status, response.content_type, response.headers) +
+                     fmt::format("Content-Length: {}\r\nConnection: close\r\n\r\n{}",
+                                 response.body.size(), response.body));
   connection.closes = true;
+  connection.parser = RequestParser(options_.limits);  // frees what has come
+  connection.in = {};
+  hold(connection, 0);
   unsent_.insert(connection.id);
+}
+
+void HttpServer::hold(Connection& connection, std::size_t bytes) {
+  held_bytes_ += bytes - std::exchange(connection.held, bytes);
 }
 
 HttpServer::Connection* HttpServer::connection_of(const Exchange& exchange) {
@@ -349,6 +379,7 @@ void HttpServer::finish_exchange(Exchange& exchange) {
   exchange.server_ = nullptr;
   exchange.on_gone_ = {};
   if (connection == nullptr) return;
+  hold(*connection, 0);
   connection->closes = !exchange.request_.keep_alive || stopping_;
   connection->exchange.reset();
   unsent_.insert(connection->id);
@@ -390,6 +421,7 @@ void HttpServer::drop(std::uint64_t id) {
   if (found == connections_.end()) return;
   const auto connection = std::move(found->second);
   connections_.erase(found);
+  hold(*connection, 0);
   if (!connection->exchange) return;
   connection->exchange->server_ = nullptr;
   const auto gone = std::exchange(connection->exchange->on_gone_, {});

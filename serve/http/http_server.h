@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -27,6 +28,9 @@ struct ServerOptions {
   int port = 8000;                     // 0: any that is free
   std::size_t max_connections = 4096;  // or connections_within_limit()
   ParserLimits limits{};
+  // The bodies of all requests that have not come whole or have not been read yet; beyond it, those
+  // of more than a MiB get status 503.
+  std::size_t max_held_bytes = std::size_t{1} << 30;
   std::size_t max_unsent_bytes = std::size_t{16} << 20;  // of a stream whose client reads slowly
   std::chrono::milliseconds idle_timeout{75'000};        // of a connection without a request
   std::chrono::milliseconds read_timeout{60'000};        // from a request's first byte to its last
@@ -48,6 +52,10 @@ class Exchange {
   bool is_open() const { return server_ != nullptr; }
   bool has_begun() const { return begun_; }
 
+  // Frees the body of the request, once it has been read.
+  void forget_body();
+  // Headers of any response to come, beside its own.
+  void add_headers(HttpHeaders headers) { more_headers_ = std::move(headers); }
   void respond(HttpResponse response);
   void begin(int status, std::string_view content_type, const HttpHeaders& headers = {});
   void write(std::string_view part);
@@ -66,12 +74,16 @@ class Exchange {
   bool begun_ = false;
   bool chunked_ = true;
   HttpRequest request_{};
+  HttpHeaders more_headers_{};
   std::function<void()> on_gone_{};
 };
 
 class HttpServer {
  public:
   using Handler = std::function<void(std::shared_ptr<Exchange>)>;
+  // Looks at a request whose body has not come: with a response it is refused, and its connection
+  // closes.
+  using HeadCheck = std::function<std::optional<HttpResponse>(const HttpRequest&)>;
   // The body of a refusal that the server makes itself.
   using ErrorBody = std::function<std::string(int status, const std::string& message)>;
 
@@ -93,6 +105,7 @@ class HttpServer {
   // Thread-safe. run() returns at once, and drops what is under way.
   void close();
 
+  void on_head(HeadCheck check) { on_head_ = std::move(check); }
   // Called on the server's thread about four times a second.
   void on_tick(std::function<void()> callback) { on_tick_ = std::move(callback); }
 
@@ -110,6 +123,7 @@ class HttpServer {
     bool closes = false;   // after out is sent
     bool lingers = false;  // out is sent: only what the client still sends is thrown away
     std::uint32_t watched = 0;
+    std::size_t held = 0;       // bytes of a body
     Clock::time_point since{};  // of the state that a timeout limits
   };
 
@@ -120,6 +134,8 @@ class HttpServer {
   void advance(Connection& connection);
   void start(Connection& connection);
   void refuse(Connection& connection, int status, const std::string& message);
+  void refuse(Connection& connection, HttpResponse response);
+  void hold(Connection& connection, std::size_t bytes);
   void flush(Connection& connection);
   void watch(Connection& connection);
   void drop(std::uint64_t id);
@@ -132,9 +148,11 @@ class HttpServer {
   ServerOptions options_;
   Handler handler_;
   ErrorBody error_body_;
+  HeadCheck on_head_{};
   std::function<void()> on_tick_{};
   int port_ = 0;
   distckpt::Descriptor listener_{}, epoll_{}, wake_{};
+  std::size_t held_bytes_ = 0;      // of all connections
   bool accepts_ = true;             // the listener is watched
   std::size_t max_descriptor_ = 0;  // from it on a connection is closed at once
   std::uint64_t next_id_ = 2;

@@ -67,6 +67,8 @@ std::string_view reason_phrase(int status) {
       return "Request Timeout";
     case 409:
       return "Conflict";
+    case 415:
+      return "Unsupported Media Type";
     case 413:
       return "Content Too Large";
     case 429:

@@ -190,6 +190,8 @@ void RequestParser::end_head() {
     return refuse(400,
                   "Content-Length, Transfer-Encoding and Host may stand once, and the first "
                   "two not together");
+  if (num_codings > 0 && request_.minor_version == 0)  // RFC 9112, 6.1
+    return refuse(400, "HTTP/1.0 has no Transfer-Encoding");
   if (num_hosts == 0 && request_.minor_version == 1) return refuse(400, "there is no Host");
   if (length > limits_.max_body_bytes)
     return refuse(413, "the request's body is longer than the server takes");
@@ -198,6 +200,7 @@ void RequestParser::end_head() {
       request_.minor_version == 1 ? !lists(connection, "close") : lists(connection, "keep-alive");
   const bool has_body = num_codings > 0 || length > 0;
   expects_continue_ = has_body && lower_case(request_.header("expect")) == "100-continue";
+  has_head_ = true;
   left_ = length;
   request_.body.reserve(std::min(length, kFirstBodyBytes));
   part_ = num_codings > 0 ? Part::kChunkSize : length > 0 ? Part::kBody : Part::kComplete;

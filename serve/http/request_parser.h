@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "serve/http/message.h"
 
@@ -29,6 +30,9 @@ class RequestParser {
   // The reason of a refusal: a status, and what is wrong. 0: the request is not refused.
   int refused_status() const { return refused_status_; }
   const std::string& refusal() const { return refusal_; }
+  // True once for each request, when its head is there: request() is all of it but for the body.
+  bool take_head() { return std::exchange(has_head_, false); }
+  const HttpRequest& request() const { return request_; }
   // The client waits for "100 Continue" before it sends the body. True once for each request.
   bool take_expects_continue();
 
@@ -60,6 +64,7 @@ class RequestParser {
   std::size_t head_bytes_ = 0;
   std::size_t left_ = 0;  // bytes of the body or the chunk
   bool has_request_line_ = false;
+  bool has_head_ = false;
   bool expects_continue_ = false;
   int refused_status_ = 0;
   std::string refusal_{};

@@ -5,10 +5,15 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <numeric>
+#include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "tests/serve/fake_engine.h"
 
@@ -26,7 +31,7 @@ class ApiServerTest : public testing::Test {
   }
 
  protected:
-  ApiServerTest()
+  explicit ApiServerTest(ApiOptions options = {})
       : loop_(std::vector<EngineSteps*>{&engine_}),
         server_({.name = "m",
                  .root = "m",
@@ -35,24 +40,24 @@ class ApiServerTest : public testing::Test {
                  .max_num_seqs = 4},
                 loop_.loop,
                 {.port = 0},
-                {.max_queued_requests = 2}) {
+                with_short_queue(std::move(options))) {
     loop_.start();
     thread_ = std::thread([this] { server_.run(); });
   }
 
-  // The status and all of a response.
-  std::pair<int, std::string> whole(const std::string& method,
-                                    const std::string& path,
-                                    const std::string& body = "",
-                                    const std::string& header = "") {
+  static ApiOptions with_short_queue(ApiOptions options) {
+    options.max_queued_requests = 2;
+    return options;
+  }
+
+  // All that the server sends until it closes the connection.
+  std::string sent_for(const std::string& text) const {
     const int fd = socket(AF_INET, SOCK_STREAM, 0);
     sockaddr_in address{};
     address.sin_family = AF_INET;
     address.sin_port = htons(static_cast<std::uint16_t>(server_.port()));
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     EXPECT_EQ(connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
-    const auto text = method + " " + path + " HTTP/1.1\r\nHost: x\r\nConnection: close\r\n" +
-                      header + "Content-Length: " + std::to_string(body.size()) + "\r\n\r\n" + body;
     send(fd, text.data(), text.size(), MSG_NOSIGNAL);
     std::string answer;
     std::array<char, 4096> buffer{};
@@ -60,6 +65,16 @@ class ApiServerTest : public testing::Test {
          count = recv(fd, buffer.data(), buffer.size(), 0))
       answer.append(buffer.data(), static_cast<std::size_t>(count));
     ::close(fd);
+    return answer;
+  }
+  // The status and all of a response.
+  std::pair<int, std::string> whole(const std::string& method,
+                                    const std::string& path,
+                                    const std::string& body = "",
+                                    const std::string& header = "") {
+    const auto answer =
+        sent_for(method + " " + path + " HTTP/1.1\r\nHost: x\r\nConnection: close\r\n" + header +
+                 "Content-Length: " + std::to_string(body.size()) + "\r\n\r\n" + body);
     return {std::stoi(answer.substr(9, 3)), answer};
   }
   // The status and the body of a response.
@@ -74,6 +89,17 @@ class ApiServerTest : public testing::Test {
     const auto [status, answer] = ask("POST", path, body.dump());
     EXPECT_EQ(status, 200) << answer;
     return ordered_json::parse(answer);
+  }
+
+  // Each is a metric's name without vllm:, its labels but for those that all have, and its value.
+  void expect_metrics(const std::vector<std::string>& expected) {
+    const auto metrics = ask("GET", "/metrics").second;
+    for (const auto& one : expected) {
+      const auto value = one.find(' '), labels = std::min(value, one.find(','));
+      const auto line = "vllm:" + one.substr(0, labels) + "{engine=\"0\",model_name=\"m\"" +
+                        one.substr(labels, value - labels) + "}" + one.substr(value) + "\n";
+      EXPECT_NE(metrics.find(line), std::string::npos) << line << metrics;
+    }
   }
 
   FakeEngine engine_;
@@ -98,8 +124,10 @@ TEST_F(ApiServerTest, TokensInAreTokensOut) {
       EXPECT_EQ(choice["token_ids"][t], token_of(prompt, 5, static_cast<std::int64_t>(i % 2),
                                                  static_cast<std::int64_t>(t + 1)));
   }
-  EXPECT_EQ(answer["usage"],
-            (ordered_json{{"prompt_tokens", 3}, {"completion_tokens", 12}, {"total_tokens", 15}}));
+  EXPECT_EQ(answer["usage"], (ordered_json{{"prompt_tokens", 3},
+                                           {"completion_tokens", 12},
+                                           {"total_tokens", 15},
+                                           {"prompt_tokens_details", {{"cached_tokens", 0}}}}));
 }
 
 TEST_F(ApiServerTest, ALongAnswerHoldsUpNobody) {
@@ -132,7 +160,7 @@ TEST_F(ApiServerTest, AStreamEndsAfterItsUsage) {
   EXPECT_EQ(status, 200);
   EXPECT_NE(
       answer.find(
-          R"("choices":[],"usage":{"prompt_tokens":1,"completion_tokens":2,"total_tokens":3}})"),
+          R"("choices":[],"usage":{"prompt_tokens":1,"completion_tokens":2,"total_tokens":3,"prompt_tokens_details":{"cached_tokens":0}}})"),
       std::string::npos);
   EXPECT_TRUE(answer.ends_with("data: [DONE]\n\n\r\n0\r\n\r\n"));
 }
@@ -177,7 +205,10 @@ TEST_F(ApiServerTest, APartOfAStreamHasTheUsageOfItsOwnChoice) {
               "stream_options": {"continuous_usage_stats": true}})")
                                   .second);
   EXPECT_EQ(chat.front()["usage"],
-            (ordered_json{{"prompt_tokens", 2}, {"completion_tokens", 0}, {"total_tokens", 2}}));
+            (ordered_json{{"prompt_tokens", 2},
+                          {"completion_tokens", 0},
+                          {"total_tokens", 2},
+                          {"prompt_tokens_details", {{"cached_tokens", 0}}}}));
 }
 
 TEST_F(ApiServerTest, OnlyAStopThatTheRequestAskedForIsAReason) {
@@ -218,6 +249,69 @@ TEST_F(ApiServerTest, APageOfAnotherSiteMayNotAsk) {
   EXPECT_EQ(ask("GET", "/is_paused").second, R"({"is_paused":false})");
 }
 
+class KeyedServerTest : public ApiServerTest {
+ protected:
+  KeyedServerTest() : ApiServerTest({.api_keys = {"secret"}}) {}
+};
+
+// The client waits for "100 Continue", and another one sends a part of its body.
+TEST_F(KeyedServerTest, AsksForTheKeyBeforeTheBodyComes) {
+  const std::string head =
+      "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 30000000\r\n";
+  for (const auto& text : {head + "Expect: 100-continue\r\n\r\n", head + "\r\n{\"prompt\": \""}) {
+    const auto answer = sent_for(text);
+    EXPECT_TRUE(answer.starts_with("HTTP/1.1 401 ")) << answer;
+    EXPECT_NE(answer.find("Connection: close\r\n"), std::string::npos);
+  }
+  EXPECT_TRUE(sent_for("PUT /health HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n")
+                  .starts_with("HTTP/1.1 405 "));
+}
+
+TEST_F(KeyedServerTest, ABrowserMayAskForAPageWithTheKey) {
+  const std::string origin = "Origin: https://example.com\r\n";
+  const auto before =
+      whole("OPTIONS", "/v1/completions", "",
+            origin +
+                "Access-Control-Request-Method: POST\r\nAccess-Control-Request-Headers: "
+                "authorization,x-stainless-os\r\n");
+  EXPECT_EQ(before.first, 200);
+  for (const char* line : {"Access-Control-Allow-Origin: *\r\n",
+                           "Access-Control-Allow-Methods: GET, HEAD, POST, OPTIONS\r\n",
+                           "Access-Control-Allow-Headers: authorization,x-stainless-os\r\n"})
+    EXPECT_NE(before.second.find(line), std::string::npos) << before.second;
+  const std::string key = "Authorization: Bearer secret\r\n";
+  for (const auto& [headers, status] : {std::pair(origin, 401), std::pair(origin + key, 200)}) {
+    const auto answer = whole("POST", "/v1/completions", R"({"prompt": [1]})", headers);
+    EXPECT_EQ(answer.first, status);
+    EXPECT_NE(answer.second.find("Access-Control-Allow-Origin: *\r\n"), std::string::npos);
+  }
+  EXPECT_EQ(whole("GET", "/health").second.find("Access-Control"), std::string::npos);
+}
+
+class PagesServerTest : public ApiServerTest {
+ protected:
+  PagesServerTest() : ApiServerTest({.allowed_origins = {"https://example.com"}}) {}
+};
+
+TEST_F(PagesServerTest, PagesOfTheSitesThatAreNamedMayAsk) {
+  const auto answer = whole("GET", "/v1/models", "", "Origin: https://example.com\r\n");
+  EXPECT_EQ(answer.first, 200);
+  EXPECT_NE(answer.second.find("Access-Control-Allow-Origin: https://example.com\r\nVary: Origin"),
+            std::string::npos)
+      << answer.second;
+  EXPECT_EQ(ask("GET", "/v1/models", "", "Origin: https://other.com\r\n").first, 403);
+}
+
+TEST_F(ApiServerTest, ABodyThatIsCompressedIsRefused) {
+  const std::string body = R"({"prompt": [1]})";
+  EXPECT_EQ(ask("POST", "/v1/completions", body, "Content-Encoding: gzip\r\n").first, 415);
+  EXPECT_EQ(ask("POST", "/v1/completions", body, "Content-Encoding: identity\r\n").first, 200);
+}
+
+TEST_F(ApiServerTest, ModelsWithoutANameAreListed) {
+  EXPECT_EQ(ask("GET", "/v1/models/"), ask("GET", "/v1/models"));
+}
+
 TEST_F(ApiServerTest, AnEngineThatFailsIsAnError500) {
   engine_.fails = true;
   const auto [status, answer] = ask("POST", "/v1/completions", R"({"prompt": [1]})");
@@ -227,14 +321,17 @@ TEST_F(ApiServerTest, AnEngineThatFailsIsAnError500) {
 
 TEST_F(ApiServerTest, CountsWhatItAnswers) {
   post("/v1/completions", {{"prompt", {1, 2}}, {"max_tokens", 3}});
-  const auto metrics = ask("GET", "/metrics").second;
-  for (const char* line :
-       {"vllm:prompt_tokens_total{engine=\"0\",model_name=\"m\"} 2\n",
-        "vllm:generation_tokens_total{engine=\"0\",model_name=\"m\"} 3\n",
-        "vllm:time_to_first_token_seconds_count{engine=\"0\",model_name=\"m\"} 1\n",
-        "vllm:request_generation_tokens_sum{engine=\"0\",model_name=\"m\"} 3\n",
-        ",finished_reason=\"length\"} 1\n"})
-    EXPECT_NE(metrics.find(line), std::string::npos) << line << metrics;
+  expect_metrics({"prompt_tokens_total 2", "generation_tokens_total 3",
+                  "time_to_first_token_seconds_count 1", "request_generation_tokens_sum 3",
+                  "request_success_total,finished_reason=\"length\" 1"});
+}
+
+TEST_F(ApiServerTest, CountsEachAnswerOfARequest) {
+  post("/v1/completions", {{"prompt", {{1, 2}, {3}}}, {"n", 2}, {"max_tokens", 3}});
+  expect_metrics({"prompt_tokens_total 3", "time_to_first_token_seconds_count 4",
+                  "e2e_request_latency_seconds_count 4", "request_prompt_tokens_sum 6",
+                  "request_generation_tokens_bucket,le=\"5\" 4",
+                  "request_decode_time_seconds_count 4", "request_params_n_bucket,le=\"1\" 0"});
 }
 
 TEST_F(ApiServerTest, WeightsAreUpdatedOverHttp) {

@@ -50,6 +50,15 @@ TEST(GenerationRequest, ReadsTheSamplingOfACompletion) {
   EXPECT_EQ(params.repetition_penalty, 1.5);
 }
 
+TEST(GenerationRequest, AWholeNumberIsAnIntegerHoweverItIsWritten) {
+  const auto request = completion(R"({"prompt": [1.0], "max_tokens": 3.0, "n": 2e0})");
+  EXPECT_EQ(request.params.max_tokens, 3);
+  EXPECT_EQ(request.params.n, 2);
+  EXPECT_EQ(request.prompts[0], std::vector<std::int64_t>{1});
+  for (const char* value : {"3.5", "1e300", "-1e19", "true", "\"3\""})
+    EXPECT_NE(error_of(fmt::format(R"({{"prompt": [1], "max_tokens": {}}})", value)), "") << value;
+}
+
 TEST(GenerationRequest, ReadsWhatTokensMayBeDrawn) {
   const auto request = completion(
       R"({"prompt": [1, 2, 3], "logit_bias": {"7": -3, "49": 1000}, "allowed_token_ids": [7, 49],

@@ -2,9 +2,11 @@
 
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <string>
 #include <thread>
@@ -168,6 +170,25 @@ TEST_F(HttpServerTest, ARefusalReachesAClientThatStillSends) {
   const auto answer = client.receive();
   EXPECT_TRUE(answer.starts_with("HTTP/1.1 413 ")) << answer;
   EXPECT_TRUE(answer.ends_with("refused 413: the request's body is longer than the server takes"));
+}
+
+// Bodies that have not come whole, of clients that do not go on.
+TEST_F(HttpServerTest, RefusesLargeBodiesBeyondWhatAllMayHold) {
+  start(
+      {.limits = {.max_body_bytes = std::size_t{4} << 20}, .max_held_bytes = std::size_t{4} << 20});
+  const std::string head = "POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 4000000\r\n\r\n";
+  const std::string part(2'500'000, 'x');
+  Client first(server_->port());
+  first.send(head + part);
+  Client second(server_->port());
+  second.send(head + part);
+  std::array<pollfd, 2> ends{{{first.fd(), POLLIN, 0}, {second.fd(), POLLIN, 0}}};
+  ASSERT_EQ(poll(ends.data(), ends.size(), 20'000), 1);
+  auto& refused = ends[0].revents != 0 ? first : second;
+  EXPECT_TRUE(refused.receive().starts_with("HTTP/1.1 503 "));
+  Client small(server_->port());
+  small.send("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok");
+  EXPECT_TRUE(small.receive().ends_with("\r\n\r\nok"));
 }
 
 TEST_F(HttpServerTest, RefusesConnectionsBeyondItsLimit) {

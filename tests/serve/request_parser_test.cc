@@ -83,6 +83,14 @@ TEST(RequestParser, AsksForABodyThatWaits) {
   EXPECT_FALSE(parser.take_expects_continue());
 }
 
+TEST(RequestParser, ShowsARequestWhoseBodyHasNotCome) {
+  auto parser = fed("POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nb");
+  EXPECT_TRUE(parser.take_head());
+  EXPECT_FALSE(parser.take_head());
+  EXPECT_EQ(parser.request().path, "/a");
+  EXPECT_FALSE(parser.is_complete());
+}
+
 TEST(RequestParser, RefusesWhatTwoReadersCouldReadDifferently) {
   const std::string get = "GET / HTTP/1.1\r\nHost: x\r\n";
   EXPECT_EQ(status_of(get + "Content-Length: 3\r\nContent-Length: 3\r\n\r\n"), 400);
@@ -94,6 +102,7 @@ TEST(RequestParser, RefusesWhatTwoReadersCouldReadDifferently) {
   EXPECT_EQ(status_of(get + " folded: x\r\n\r\n"), 400);
   EXPECT_EQ(status_of(get + "Name: a\rb\r\n\r\n"), 400);
   EXPECT_EQ(status_of("GET / HTTP/1.1\nHost: x\n\n"), 400);
+  EXPECT_EQ(status_of("POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n"), 400);
   EXPECT_EQ(status_of("GET / HTTP/1.1\r\n\r\n"), 400);
   EXPECT_EQ(status_of("GET  HTTP/1.1\r\n"), 400);
   EXPECT_EQ(status_of("GET x:/ HTTP/1.1\r\n"), 400);
