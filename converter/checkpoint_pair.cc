@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "converter/families/hf_config.h"
+#include "converter/open/experts_form.h"
 #include "distckpt/base/error.h"
 #include "distckpt/storage/file_io.h"
 #include "distckpt/storage/source_tree.h"
@@ -109,6 +110,7 @@ CheckpointPair::CheckpointPair(const PairOptions& options, bool without_adapter)
   right_ = open_side(options_.right, options_.right_iteration);
   require(options_.hf_config.empty() || hf_config_used_, ErrorKind::kUsage,
           "both sides have their own config.json: --hf-config is for Megatron checkpoints");
+  compare_experts_in_one_form();
   add_training_states();
   note_selection();
   promote_shared_padding();
@@ -130,6 +132,27 @@ Checkpoint CheckpointPair::open_side(const fs::path& path,
   auto checkpoint = open(path, how);
   check_derived(checkpoint);
   return checkpoint;
+}
+
+// Experts apart, together or transposed are the same weights.
+void CheckpointPair::compare_experts_in_one_form() {
+  if (left_.map.family != right_.map.family) return;
+  const auto take_form = [&](const Checkpoint& like, Checkpoint& side) {
+    if (!take_experts_form(like.map, side)) return;
+    notes_.push_back(
+        fmt::format("{}: experts lie otherwise than in {} (apart, in one tensor, or transposed), "
+                    "and were compared in its form",
+                    side.location.folder.string(), like.location.folder.string()));
+  };
+  try {
+    take_form(left_, right_);
+  } catch (const Error&) {  // of experts that are quantised, or not all there
+    try {
+      take_form(right_, left_);
+    } catch (const Error& error) {
+      notes_.emplace_back(error.what());
+    }
+  }
 }
 
 // Masters and moments are compared where both sides have some, in model space: their forms may

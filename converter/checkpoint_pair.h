@@ -76,6 +76,7 @@ class CheckpointPair {
  private:
   Checkpoint open_side(const std::filesystem::path& path,
                        std::optional<distckpt::Iteration> iteration);
+  void compare_experts_in_one_form();
   void add_training_states();
   void promote_shared_padding();
   void widen_fp32();

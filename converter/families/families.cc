@@ -128,6 +128,19 @@ std::vector<std::string> file_names(const Family& family, std::string_view modul
   return names;
 }
 
+std::string file_name(const Family& family, std::string_view module_name) {
+  std::string name(module_name);
+  std::size_t longest = 0;  // of the beginnings that fit: "model.vision_tower.vision_model."
+  for (const auto& rule : family.names->modules) {
+    if (rule.module.size() <= longest) continue;
+    auto renamed = replace_part(module_name, rule.module, rule.file);
+    if (!renamed || !is_file_name(*family.names, *renamed)) continue;
+    name = std::move(*renamed);
+    longest = rule.module.size();
+  }
+  return name;
+}
+
 std::optional<std::string> name_with_prefix(const Family& family, std::string_view name) {
   if (family.passes_through || is_file_name(*family.names, name)) return std::nullopt;
   for (auto& full : file_names(family, fmt::format("model.{}", name))) {

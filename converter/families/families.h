@@ -32,6 +32,9 @@ std::string module_name(const Family& family, std::string_view file_name);
 // The names that files may have for a module or parameter of transformers, or of one of its older
 // releases, whose names were those of files.
 std::vector<std::string> file_names(const Family& family, std::string_view module_name);
+// The one of them that a tensor has in files, of those that state_dict() of transformers' modules
+// names so; a name that files have stays.
+std::string file_name(const Family& family, std::string_view module_name);
 // The name in files of a tensor that a model without its head names otherwise: files of its own
 // leave out transformers' base_model_prefix ("layers.0.mlp.up_proj.weight"). Nothing for a name
 // that files have, or that is of no such tensor.

@@ -26,11 +26,13 @@ struct HfName {
   std::string_view hf;
   models::When when = models::When::kAlways;  // of the row, where two rows have one name
   models::Extent groups = models::Extent::kOne;
-  std::string_view alternative{};  // another `hf`, of checkpoints that have such a tensor
-  bool as_row = false;             // [1, n] where the parameter is [n]
-  bool transposed = false;         // its last dimension counts the parameter's rows
-  bool interleaved = false;        // rows of gate and up take turns, in the last dimension
-  bool either_way = false;         // transposed but in checkpoints whose tensor has the other shape
+  // Another `hf`, of checkpoints that have such a tensor: the parameter that holds all experts of a
+  // layer in transformers 5, whose state_dict() names it so.
+  std::string_view alternative{};
+  bool as_row = false;       // [1, n] where the parameter is [n]
+  bool transposed = false;   // its last dimension counts the parameter's rows
+  bool interleaved = false;  // rows of gate and up take turns, in the last dimension
+  bool either_way = false;   // transposed but in checkpoints whose tensor has the other shape
   // Megatron computes with no more of the parameter than `hf`, its first part (or, of a norm, with
   // nothing, and `hf` is a tensor beside it) and leaves the rest as it began: zeros, a norm's ones.
   bool rest_unused = false;
@@ -83,6 +85,7 @@ struct HfNames {
   // model.
   std::span<const std::string_view> carried{};
   std::span<const ModuleName> modules{};  // the first one that fits a name counts
+  bool experts_together = false;          // files of the hub have them by their `alternative` names
   bool mxfp4_experts = false;  // its experts also lie in files as MXFP4: _blocks and _scales
   bool fp8_experts = false;    // and as FP8, all of a layer in one tensor with _scale_inv
   std::span<const TowerRule> bridge_tower{};    // of Megatron-Bridge
@@ -222,7 +225,6 @@ inline constexpr HfName kWrappedHead[] = {
 inline constexpr ModuleName kWrappedModules[] = {
     {"language_model.model.", "model.language_model."},
     {"language_model.lm_head", "lm_head"},
-    {"vision_tower.vision_model.", "model.vision_tower."},  // of SigLIP, on the hub
     {"vision_tower.", "model.vision_tower."},
     {"multi_modal_projector.", "model.multi_modal_projector."},
 };
@@ -321,13 +323,27 @@ inline constexpr HfName kFullNormAttentionNames[] = {
 };
 // Mixtral's experts and their router.
 inline constexpr ModuleName kMixtralModules[] = {{".block_sparse_moe.", ".mlp."}};
+// Experts that are apart on the hub and together in transformers 5.
+inline constexpr HfName kGateUpExperts{.parameter = "mlp.experts.experts.linear_fc1.weight",
+                                       .hf = "mlp.experts.{e}.{gate,up}_proj.weight",
+                                       .alternative = "mlp.experts.gate_up_proj"};
+inline constexpr HfName kDownExperts{.parameter = "mlp.experts.experts.linear_fc2.weight",
+                                     .hf = "mlp.experts.{e}.down_proj.weight",
+                                     .alternative = "mlp.experts.down_proj"};
+inline constexpr HfName kMixtralGateUpExperts{
+    .parameter = "mlp.experts.experts.linear_fc1.weight",
+    .hf = "block_sparse_moe.experts.{e}.{w1,w3}.weight",
+    .alternative = "block_sparse_moe.experts.gate_up_proj"};
+inline constexpr HfName kMixtralDownExperts{.parameter = "mlp.experts.experts.linear_fc2.weight",
+                                            .hf = "block_sparse_moe.experts.{e}.w2.weight",
+                                            .alternative = "block_sparse_moe.experts.down_proj"};
 // DeepSeek's layout of experts and of prediction layers, which others have taken over.
 inline constexpr HfName kDeepSeekMoeNames[] = {
     {"pre_mlp_layernorm.weight", "post_attention_layernorm.weight"},
     {"mlp.router.weight", "mlp.gate.weight"},
     {"mlp.router.expert_bias", "mlp.gate.e_score_correction_bias"},
-    {"mlp.experts.experts.linear_fc1.weight", "mlp.experts.{e}.{gate,up}_proj.weight"},
-    {"mlp.experts.experts.linear_fc2.weight", "mlp.experts.{e}.down_proj.weight"},
+    kGateUpExperts,
+    kDownExperts,
     {"mlp.shared_experts.linear_fc1.weight", "mlp.shared_experts.{gate,up}_proj.weight"},
     {"mlp.shared_experts.linear_fc2.weight", "mlp.shared_experts.down_proj.weight"},
 };

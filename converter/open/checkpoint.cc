@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <functional>
 #include <span>
+#include <string>
 #include <utility>
 
 #include "converter/families/families.h"
@@ -40,31 +42,57 @@ fs::path description_of(const Location& location) {
   }
 }
 
-// Tensors of a model without its head get the names that the whole model's have, as transformers
-// loads them into it. Files that are made of them have those.
-void add_base_model_prefix(Stored& stored) {
-  auto& hf = *stored.hf;
-  const auto& family = family_of(parse_hf_config(hf.config_text(), hf.config_source()).family);
-  const auto full_name = [&, &layout = std::as_const(stored.layout)](const std::string& name) {
-    auto full = name_with_prefix(family, name);
-    if (full && !layout.find(*full)) return *std::move(full);
-    return name;
+using Rename = std::function<std::string(const std::string&)>;
+
+void rename_tensors(const Rename& rename, Stored& stored) {
+  const auto stays = [&](const distckpt::TensorLayout& tensor) {
+    return rename(tensor.name) == tensor.name;
   };
-  const auto has_prefix = [&](const distckpt::TensorLayout& tensor) {
-    return full_name(tensor.name) == tensor.name;
-  };
-  if (std::ranges::all_of(stored.layout.tensors(), has_prefix)) return;
+  if (std::ranges::all_of(stored.layout.tensors(), stays)) return;
   distckpt::Layout named;
   for (const auto& storage : stored.layout.storages()) named.add_storage(storage);
   for (auto tensor : stored.layout.tensors()) {
-    tensor.name = full_name(tensor.name);
+    tensor.name = rename(tensor.name);
     named.add_tensor(std::move(tensor));
   }
-  for (auto& replica : stored.replicas) replica.of = full_name(replica.of);
-  for (auto& name : hf.absent) name = full_name(name);
+  for (auto& replica : stored.replicas) replica.of = rename(replica.of);
   stored.layout = std::move(named);
+}
+
+// Tensors of a model without its head get the names that the whole model's have, as transformers
+// loads them into it. Files that are made of them have those.
+void add_base_model_prefix(const Family& family, Stored& stored) {
+  bool added = false;
+  const auto full_name = [&](const std::string& name) {
+    auto full = name_with_prefix(family, name);
+    if (!full || stored.layout.find(*full)) return name;
+    added = true;
+    return *std::move(full);
+  };
+  rename_tensors(full_name, stored);
+  auto& hf = *stored.hf;
+  for (auto& name : hf.absent) name = full_name(name);
+  if (!added) return;
   hf.headers.clear();
   hf.index_text.reset();
+}
+
+// Tensors that are named as transformers' modules are, by state_dict(), get the names that files of
+// the hub have. Headers that are kept go into files as they are.
+void use_file_names(const Family& family, Stored& stored) {
+  if (family.names->modules.empty()) return;
+  const auto rename = [&](const std::string& name) { return file_name(family, name); };
+  if (!stored.megatron_names) rename_tensors(rename, stored);
+  auto& hf = *stored.hf;
+  for (auto& name : hf.absent) name = rename(name);
+  for (auto& header : hf.headers) {
+    for (auto& entry : header.entries) entry.name = rename(entry.name);
+  }
+  const auto rename_keys = [&](auto& known) {
+    for (const auto& [name, value] : std::exchange(known, {})) known.emplace(rename(name), value);
+  };
+  rename_keys(hf.dtypes);
+  rename_keys(hf.shapes);
 }
 
 }  // namespace
@@ -87,7 +115,12 @@ Checkpoint open(const Location& location, const OpenOptions& options) {
   const distckpt::NotedFiles noted(*files);
   try {
     auto stored = read_stored(location, options);
-    if (!stored.megatron_names) add_base_model_prefix(stored);
+    if (stored.hf) {
+      const auto& hf = *stored.hf;
+      const auto& family = family_of(parse_hf_config(hf.config_text(), hf.config_source()).family);
+      if (!stored.megatron_names) add_base_model_prefix(family, stored);
+      use_file_names(family, stored);
+    }
     apply_prediction_policy(options.mtp, location, stored);
     auto checkpoint = stored.megatron_names
                           ? open_megatron(location, std::move(stored))

@@ -2,10 +2,13 @@
 // Hugging Face names, and Megatron's torch_dcp and fsdp_dtensor, with those of its modules.
 #include <algorithm>
 #include <array>
+#include <optional>
 #include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "converter/families/families.h"
 #include "converter/families/megatron_links.h"
 #include "converter/families/module_names.h"
 #include "converter/open/formats.h"
@@ -18,6 +21,31 @@ namespace {
 // Every model has its embedding: what stands before the name of it stands before all names.
 constexpr std::string_view kHfAnchor = "model.embed_tokens.weight";
 constexpr std::string_view kMegatronAnchor = "embedding.word_embeddings.weight";
+
+// Its names in files of all families and in their modules.
+std::set<std::string> hf_anchors() {
+  std::set<std::string> anchors;
+  for (const auto model_type : known_families()) {
+    const auto& family = family_of(model_type);
+    if (family.passes_through) continue;
+    anchors.emplace(family.names->embedding());
+    anchors.insert(module_name(family, family.names->embedding()));
+  }
+  return anchors;
+}
+
+// The part of a name before an anchor that it ends in: the shortest, of several.
+std::optional<std::string> prefix_before(const std::set<std::string>& anchors,
+                                         const std::string& name) {
+  std::optional<std::string> prefix;
+  for (const auto& anchor : anchors) {
+    if (!name.ends_with(anchor)) continue;
+    auto before = name.substr(0, name.size() - anchor.size());
+    const bool whole = before.empty() || before.ends_with('.');
+    if (whole && (!prefix || before.size() < prefix->size())) prefix = std::move(before);
+  }
+  return prefix;
+}
 
 // Takes out the parts that wrappers put into the names of the modules that they wrap: FSDP,
 // torch.compile, activation checkpointing.
@@ -65,14 +93,14 @@ class Reader {
  private:
   // Finds the prefix of the names of the model's tensors: "", "model.", "state.model.module.".
   void find_prefix() {
+    const auto of_hf = hf_anchors();
+    const std::set<std::string> of_megatron{std::string(kMegatronAnchor)};
     std::set<std::pair<std::string, bool>> found;
     for (const auto& tensor : checkpoint_.tensors) {
       const auto name = without_wrappers(tensor.key);
-      for (const auto anchor : {kHfAnchor, kMegatronAnchor}) {
-        if (!name.ends_with(anchor)) continue;
-        auto prefix = name.substr(0, name.size() - anchor.size());
-        const bool whole = prefix.empty() || prefix.ends_with('.');
-        if (whole && !is_training_key(prefix)) found.emplace(prefix, anchor == kMegatronAnchor);
+      for (const auto* names : {&of_hf, &of_megatron}) {
+        const auto prefix = prefix_before(*names, name);
+        if (prefix && !is_training_key(*prefix)) found.emplace(*prefix, names == &of_megatron);
       }
     }
     const auto source = (location_.folder / distckpt::kTorchDistMetadata).string();

@@ -13,6 +13,7 @@
 #include "converter/families/hf_config.h"
 #include "converter/families/quantization.h"
 #include "converter/families/unmapped.h"
+#include "converter/open/experts_form.h"
 #include "distckpt/base/error.h"
 #include "distckpt/elements/dequantize.h"
 #include "distckpt/execute/executor.h"
@@ -80,10 +81,19 @@ class HfOpener {
     }
     if (found_.size() < checkpoint_.map.tensors.size()) leave_out_missing();
     link_replicas(std::move(replicas_), checkpoint_.layout, checkpoint_.links);
+    if (holds_state() && !checkpoint_.map.family->names->experts_together)
+      separate_experts(checkpoint_, checkpoint_.tensors);
     return std::move(checkpoint_);
   }
 
  private:
+  // True of what state_dict() of transformers' modules holds: save_pretrained would have taken the
+  // experts of a layer apart.
+  bool holds_state() const {
+    const auto format = checkpoint_.location.format;
+    return format == Format::kFsdp || format == Format::kDcp || format == Format::kTorchSave;
+  }
+
   // transformers drops prediction layers when it saves, and leaves the number of them in place.
   models::TransformerConfig read_config() const {
     auto config = parse_hf_config(checkpoint_.hf->config_text(), checkpoint_.hf->config_source());

@@ -8,7 +8,7 @@
 #include <string>
 #include <utility>
 
-#include "converter/write/separate_experts.h"
+#include "converter/open/experts_form.h"
 #include "distckpt/base/error.h"
 #include "distckpt/execute/quantized_bands.h"
 

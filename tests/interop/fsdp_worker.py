@@ -1,5 +1,5 @@
-"""A run of torch.distributed (gloo, CPU) whose ranks shard the weights of tests/data as FSDP trainers do and save them in each
-form that test_dcp.py and test_verl.py read. Usage: fsdp_worker.py WORLD OUT
+"""A run of torch.distributed (gloo, CPU) whose ranks load models of tests/data with transformers, shard them as FSDP trainers do
+and save their state_dict() in each form that test_dcp.py and test_verl.py read. Usage: fsdp_worker.py WORLD OUT
 """
 import argparse
 import json
@@ -10,34 +10,34 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+import transformers
 from safetensors.torch import load_file
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardedStateDictConfig, StateDictType, fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from megatron_model import fork_ranks
+from sharded_runs import OF_MODULES
 from weight_mapping import arch_of, hf_to_megatron
 
 DATA = Path(__file__).resolve().parent.parent / "data"
 
 
+def hf(model):
+    return DATA / f"hf_{model}/hf"
+
+
 def weights(model):
-    return load_file(DATA / f"hf_{model}/hf/model.safetensors")
+    return load_file(hf(model) / "model.safetensors")
 
 
-class Tree(torch.nn.Module):
-    """Modules that hold parameters of these names and do nothing."""
-
-    def __init__(self, tensors):
-        super().__init__()
-        for name, tensor in tensors.items():
-            *path, last = name.split(".")
-            module = self
-            for part in path:
-                if part not in module._modules:
-                    module.add_module(part, Tree({}))
-                module = module._modules[part]
-            module.register_parameter(last, torch.nn.Parameter(tensor.clone(), requires_grad=False))
+def modules(folder):
+    """transformers' own of a checkpoint, as a trainer has them."""
+    name = json.loads((folder / "config.json").read_text())["architectures"][0]
+    model = getattr(transformers, name).from_pretrained(folder, dtype="auto")
+    for parameter in model.parameters():  # also those that transformers keeps in fp32, as files have them
+        parameter.data = parameter.data.to(model.dtype)
+    return model
 
 
 def as_verl(folder, state, rank, world):
@@ -48,7 +48,7 @@ def as_verl(folder, state, rank, world):
 
 def megatron_modules(model):
     """Full tensors under the names of Megatron's modules."""
-    config = json.loads((DATA / f"hf_{model}/hf/config.json").read_text())
+    config = json.loads((hf(model) / "config.json").read_text())
     arch = arch_of(config)
     named = {}
     for key, tensor in hf_to_megatron(arch, weights(model), arch["vocab"] + 6).items():
@@ -67,17 +67,18 @@ def main(rank, world, store, out):
     grid = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("ddp", "fsdp"))
 
     # FSDP2, by rank: rows that do not divide evenly, and tensors of one row.
-    for model in ("llama", "qwen2_moe"):
-        tree = Tree(weights(model))
+    for model in ("llama", *OF_MODULES):
+        tree = modules(hf(model))
         fully_shard(tree, mesh=line)
         as_verl(out / f"fsdp2_{model}", tree.state_dict(), rank, world)
+        dcp.save({"model": tree.state_dict()}, checkpoint_id=out / f"dcp_of_{model}")
     # HSDP: every second rank holds a copy.
-    tree = Tree(weights("llama"))
+    tree = modules(hf("llama"))
     fully_shard(tree, mesh=grid)
     as_verl(out / "hsdp_llama", tree.state_dict(), rank, world)
     # FSDP1 without a mesh: ShardedTensor; with one: DTensor.
     for name, mesh in (("fsdp1_llama", None), ("fsdp1_mesh_llama", line)):
-        wrapped = FullyShardedDataParallel(Tree(weights("llama")), device_id=torch.device("cpu"), device_mesh=mesh)
+        wrapped = FullyShardedDataParallel(modules(hf("llama")), device_id=torch.device("cpu"), device_mesh=mesh)
         with FullyShardedDataParallel.state_dict_type(wrapped, StateDictType.SHARDED_STATE_DICT,
                                                       ShardedStateDictConfig(offload_to_cpu=True)):
             state = wrapped.state_dict()
@@ -86,7 +87,7 @@ def main(rank, world, store, out):
             dcp.save({"model": state}, checkpoint_id=out / f"dcp_{name}")
 
     # torch.distributed.checkpoint, keys flattened from different depths.
-    tree = Tree(weights("llama"))
+    tree = modules(hf("llama"))
     fully_shard(tree, mesh=line)
     state = tree.state_dict()
     moments = {n: torch.zeros(3) for n in ("exp_avg", "exp_avg_sq")}
@@ -94,7 +95,7 @@ def main(rank, world, store, out):
     dcp.save({"model": state, "optimizer": {"state": {n: moments for n in list(state)[:3]}, "param_groups": [{"lr": 0.1}]},
               "train_state": torch.ones(2), "step": 3, "lr_scheduler": {"last_epoch": 3}}, checkpoint_id=out / "dcp_model")
     dcp.save({"state": {"model": {f"_orig_mod.{n}": t for n, t in state.items()}}}, checkpoint_id=out / "dcp_nested")
-    columns = {n: distribute_tensor(t, grid, [Shard(0), Shard(t.ndim - 1)]) for n, t in weights("qwen2_moe").items()}
+    columns = {n: distribute_tensor(t, grid, [Shard(0), Shard(t.ndim - 1)]) for n, t in modules(hf("qwen2_moe")).state_dict().items()}
     dcp.save({"model": columns}, checkpoint_id=out / "dcp_grid")
 
     # Megatron's torch_dcp and fsdp_dtensor.

@@ -10,6 +10,8 @@ from pathlib import Path
 from support import HERE
 
 WORLD = 4
+# transformers names and packs the weights of these otherwise than files do: experts of a layer in one tensor, other prefixes.
+OF_MODULES = ("qwen2_moe", "mixtral", "ernie4_5_moe", "minimax_m2", "mistral3", "qwen2_5_vl")
 
 
 @functools.lru_cache(maxsize=1)

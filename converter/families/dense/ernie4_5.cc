@@ -13,18 +13,20 @@ constexpr HfName kErnieMoeNames[] = {
     {.parameter = "mlp.router.expert_bias",
      .hf = "mlp.moe_statics.e_score_correction_bias",
      .as_row = true},
-    {"mlp.experts.experts.linear_fc1.weight", "mlp.experts.{e}.{gate,up}_proj.weight"},
-    {"mlp.experts.experts.linear_fc2.weight", "mlp.experts.{e}.down_proj.weight"},
+    kGateUpExperts,
+    kDownExperts,
     {"mlp.shared_experts.linear_fc1.weight", "mlp.shared_experts.{gate,up}_proj.weight"},
     {"mlp.shared_experts.linear_fc2.weight", "mlp.shared_experts.down_proj.weight"},
 };
 
+constexpr ModuleName kErnieModules[] = {{".mlp.moe_statics.", ".mlp.gate.moe_statics."}};
 constexpr HfNames kErnieNames{
     .first = kEmbeddingNames,
     .attention = kAttentionNames,
     .dense_mlp = kMlpNames,
     .moe_mlp = kErnieMoeNames,
     .last = kHeadNames,
+    .modules = kErnieModules,
 };
 
 // The prediction layer is of other parts, and transformers leaves it out.

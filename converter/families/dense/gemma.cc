@@ -56,6 +56,17 @@ constexpr TowerRule kGemmaBridge[] = {
      true},
 };
 
+// Its tower is SigLIP's, which lies a module deeper on the hub, and where transformers 5 saves a
+// model whose files had the names of modules.
+constexpr ModuleName kGemmaModules[] = {
+    kWrappedModules[0],
+    kWrappedModules[1],
+    {"vision_tower.vision_model.", "model.vision_tower."},
+    {"vision_tower.", "model.vision_tower."},
+    {"multi_modal_projector.", "model.multi_modal_projector."},
+    {"vision_tower.vision_model.", "model.vision_tower.vision_model."},
+};
+
 constexpr HfNames kSeeingGemmaNames{
     .layer = kWrappedLayer,
     .first = kWrappedEmbedding,
@@ -63,7 +74,7 @@ constexpr HfNames kSeeingGemmaNames{
     .dense_mlp = kGemmaMlpNames,
     .last = kWrappedHead,
     .carried = kVisionTower,
-    .modules = kWrappedModules,
+    .modules = kGemmaModules,
     .bridge_tower = kGemmaBridge,
 };
 

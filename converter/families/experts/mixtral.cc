@@ -9,8 +9,8 @@ using models::TransformerConfig;
 constexpr HfName kMixtralMoe[] = {
     {"pre_mlp_layernorm.weight", "post_attention_layernorm.weight"},
     {"mlp.router.weight", "block_sparse_moe.gate.weight"},
-    {"mlp.experts.experts.linear_fc1.weight", "block_sparse_moe.experts.{e}.{w1,w3}.weight"},
-    {"mlp.experts.experts.linear_fc2.weight", "block_sparse_moe.experts.{e}.w2.weight"},
+    kMixtralGateUpExperts,
+    kMixtralDownExperts,
 };
 
 constexpr HfNames kMixtralNames{

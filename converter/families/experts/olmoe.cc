@@ -10,8 +10,8 @@ using models::TransformerConfig;
 constexpr HfName kOlmoeMoeNames[] = {
     {"pre_mlp_layernorm.weight", "post_attention_layernorm.weight"},
     {"mlp.router.weight", "mlp.gate.weight"},
-    {"mlp.experts.experts.linear_fc1.weight", "mlp.experts.{e}.{gate,up}_proj.weight"},
-    {"mlp.experts.experts.linear_fc2.weight", "mlp.experts.{e}.down_proj.weight"},
+    kGateUpExperts,
+    kDownExperts,
 };
 
 constexpr HfNames kOlmoeNames{

@@ -14,8 +14,8 @@ using models::TransformerConfig;
 constexpr HfName kQwenMoe[] = {
     {"pre_mlp_layernorm.weight", "post_attention_layernorm.weight"},
     {"mlp.router.weight", "mlp.gate.weight"},
-    {"mlp.experts.experts.linear_fc1.weight", "mlp.experts.{e}.{gate,up}_proj.weight"},
-    {"mlp.experts.experts.linear_fc2.weight", "mlp.experts.{e}.down_proj.weight"},
+    kGateUpExperts,
+    kDownExperts,
     {"mlp.shared_experts.linear_fc1.weight", "mlp.shared_expert.{gate,up}_proj.weight"},
     {"mlp.shared_experts.linear_fc2.weight", "mlp.shared_expert.down_proj.weight"},
     {"mlp.shared_experts.gate_weight", "mlp.shared_expert_gate.weight"},

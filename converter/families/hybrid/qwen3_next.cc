@@ -41,10 +41,8 @@ constexpr HfName kQwen35DeltaNet[] = {
 constexpr HfName kHybridExperts[] = {
     {"pre_mlp_layernorm.weight", "post_attention_layernorm.weight"},
     {"mlp.router.weight", "mlp.gate.weight"},
-    {"mlp.experts.experts.linear_fc1.weight", "mlp.experts.{e}.{gate,up}_proj.weight",
-     When::kAlways, Extent::kOne, "mlp.experts.gate_up_proj"},
-    {"mlp.experts.experts.linear_fc2.weight", "mlp.experts.{e}.down_proj.weight", When::kAlways,
-     Extent::kOne, "mlp.experts.down_proj"},
+    kGateUpExperts,
+    kDownExperts,
     {"mlp.shared_experts.linear_fc1.weight", "mlp.shared_expert.{gate,up}_proj.weight"},
     {"mlp.shared_experts.linear_fc2.weight", "mlp.shared_expert.down_proj.weight"},
     {"mlp.shared_experts.gate_weight", "mlp.shared_expert_gate.weight"},
@@ -71,7 +69,11 @@ constexpr HfNames with_delta_net(std::span<const HfName> delta_net) {
   };
 }
 constexpr HfNames kNextNames = with_delta_net(kNextDeltaNet);
-constexpr HfNames kQwen35Names = with_delta_net(kQwen35DeltaNet);
+constexpr HfNames kQwen35Names = [] {
+  auto names = with_delta_net(kQwen35DeltaNet);
+  names.experts_together = true;
+  return names;
+}();
 // mbridge has transformers' own module.
 constexpr TowerRule kQwen35Mbridge[] = {
     {"model.visual.patch_embed.**", "vision_model.patch_embed.**"},
@@ -80,7 +82,7 @@ constexpr TowerRule kQwen35Mbridge[] = {
     {"model.visual.merger.**", "vision_model.merger.**"},
 };
 constexpr HfNames kQwen35SeeingNames = [] {
-  auto names = with_delta_net(kQwen35DeltaNet);
+  auto names = kQwen35Names;
   names.layer = kSeeingLayer;
   names.first = kSeeingEmbedding;
   names.last = kSeeingHead;

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -212,6 +213,24 @@ TEST(Families, NamesWithoutTransformersPrefixAreCompleted) {
   for (const auto* name : {"model.norm.weight", "lm_head.weight", "mtp.norm.weight", "layer.0.a"})
     EXPECT_EQ(full("qwen3_next", name), "") << name;
   EXPECT_EQ(full("gemma3", "vision_tower.vision_model.post_layernorm.bias"), "");
+}
+
+TEST(Families, NamesOfTransformersModulesBecomeThoseOfFiles) {
+  constexpr std::array<std::array<const char*, 3>, 9> kNames{{
+      {"qwen2_5_vl", "model.language_model.norm.weight", "model.norm.weight"},
+      {"qwen2_5_vl", "model.visual.merger.mlp.0.bias", "visual.merger.mlp.0.bias"},
+      {"gemma3", "lm_head.weight", "language_model.lm_head.weight"},
+      {"gemma3", "model.vision_tower.head.a", "vision_tower.vision_model.head.a"},
+      {"gemma3", "model.vision_tower.vision_model.head.a", "vision_tower.vision_model.head.a"},
+      {"mistral3", "model.vision_tower.ln_pre.weight", "vision_tower.ln_pre.weight"},
+      {"nemotron_h", "model.embeddings.weight", "backbone.embeddings.weight"},
+      {"minimax_m2", "model.layers.0.mlp.experts.a", "model.layers.0.block_sparse_moe.experts.a"},
+      {"ernie4_5_moe", "model.layers.1.mlp.gate.moe_statics.a", "model.layers.1.mlp.moe_statics.a"},
+  }};
+  for (const auto& [family, module, file] : kNames)
+    EXPECT_EQ(file_name(find_family(family), module), file) << family;
+  for (const auto* name : {"model.layers.0.mlp.gate.weight", "visual.merger.ln_q.weight", "x.y"})
+    EXPECT_EQ(file_name(find_family("qwen2_5_vl"), name), name);
 }
 
 TEST(Families, ModulesOfTransformersAreFoundInFiles) {

@@ -7,11 +7,11 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 
-from sharded_runs import sharded_runs
+from sharded_runs import OF_MODULES, sharded_runs
 from support import DATA, described, digest_of, ferry_json, hf_tensors, refuse_to_convert, run_ok
 
 HF_NAMES = {"dcp_flat": "llama", "dcp_model": "llama", "dcp_nested": "llama", "dcp_fsdp1_llama": "llama",
-            "dcp_fsdp1_mesh_llama": "llama", "dcp_grid": "qwen2_moe"}
+            "dcp_fsdp1_mesh_llama": "llama", "dcp_grid": "qwen2_moe", **{f"dcp_of_{model}": model for model in OF_MODULES}}
 MEGATRON_NAMES = {"torch_dcp": "llama", "fsdp_dtensor_llama": "llama", "fsdp_dtensor_qwen2_moe": "qwen2_moe"}
 
 

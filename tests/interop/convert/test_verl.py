@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 
-from sharded_runs import WORLD, sharded_runs
+from sharded_runs import OF_MODULES, WORLD, sharded_runs
 from support import DATA, described, digest_of, ferry, ferry_json, hf_tensors, refuse_to_convert, run_ok
 
 
@@ -38,10 +38,11 @@ def verl(work, case, model="llama", layout="v1", step=5, config="huggingface", c
     return root
 
 
-@pytest.mark.parametrize("case, model", [("fsdp2_llama", "llama"), ("fsdp2_qwen2_moe", "qwen2_moe"), ("hsdp_llama", "llama"),
-                                         ("fsdp1_llama", "llama"), ("fsdp1_mesh_llama", "llama")])
+@pytest.mark.parametrize("case, model", [("fsdp2_llama", "llama"), ("hsdp_llama", "llama"), ("fsdp1_llama", "llama"), ("fsdp1_mesh_llama", "llama"),
+                                         *((f"fsdp2_{model}", model) for model in OF_MODULES)])
 def test_fsdp_states_hold_the_weights_that_were_sharded(case, model, work):
-    """FSDP1 and FSDP2, replicas, rows that do not divide evenly, ranks without rows."""
+    """FSDP1 and FSDP2, replicas, rows that do not divide evenly, ranks without rows, names and experts of transformers' modules: the names
+    and experts of files come of them."""
     root = verl(work, case, model)
     assert digest_of(root) == digest_of(hf(model))
     run_ok("convert", root, work / "megatron")

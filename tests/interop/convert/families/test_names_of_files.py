@@ -1,9 +1,13 @@
 """Tensors whose names or shapes the files decide, and config.json does not: experts in one tensor or apart, or the other way round, and keys that nothing
 computes with. A Megatron checkpoint whose sidecar keeps no headers (another dtype, no prediction layers, a part) still tells them."""
+import json
+import shutil
+
 import pytest
 import torch
+from safetensors.torch import save_file
 
-from support import DATA, iteration_folder, run_ok
+from support import DATA, iteration_folder, run_ok, tree
 from tiny_models import load_hf_sd
 
 MODELS = {"qwen3_5_moe": "model.layers.0.mlp.experts.gate_up_proj", "qwen3_5_moe_vl": "model.language_model.layers.0.mlp.experts.gate_up_proj",
@@ -50,3 +54,38 @@ def test_an_archive_of_another_dtype_keeps_them(model, turned, work):
     run_ok("convert", work / "h5", work / "megatron", "--to", "megatron")
     run_ok("convert", work / "megatron", work / "back")
     assert same(load_hf_sd(str(work / "back")), {name: tensor.float() for name, tensor in load_hf_sd(str(hf)).items()})
+
+
+@pytest.fixture(scope="module")
+def state(tmp_path_factory):
+    """-> a function that makes a folder with what state_dict() of transformers' modules holds, under their names."""
+    def make(model):
+        from fsdp_worker import modules
+        hf = tmp_path_factory.mktemp(model) / "hf"
+        shutil.copytree(DATA / f"hf_{model}/hf", hf)
+        if model == "gemma3":  # as on the hub, where its tower lies a module deeper
+            named = {name.replace("vision_tower.", "vision_tower.vision_model."): tensor for name, tensor in load_hf_sd(str(hf)).items()}
+            save_file(named, hf / "model.safetensors", metadata={"format": "pt"})
+        folder = hf.with_name("modules")
+        shutil.copytree(hf, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+        return hf, folder, {name: tensor.detach().clone().contiguous() for name, tensor in modules(hf).state_dict().items()}
+    return make
+
+
+@pytest.mark.parametrize("model", ["qwen2_moe", "ernie4_5_moe", "gemma3", "mistral3", "qwen2_5_vl"])
+def test_names_of_transformers_modules_are_read_and_come_back(model, state, work):
+    hf, folder, tensors = state(model)
+    assert tensors.keys() - load_hf_sd(str(hf)).keys()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    run_ok("verify", folder, hf, "--weights-only")
+    run_ok("convert", folder, work / "megatron", "--tp", 2)
+    run_ok("convert", work / "megatron", work / "back")
+    assert tree(work / "back") == tree(folder)
+
+
+@pytest.mark.parametrize("model", ["qwen2_moe", "gemma3"])
+def test_pytorch_model_bin_of_modules_becomes_files_of_the_hub(model, state, work):
+    hf, folder, tensors = state(model)
+    torch.save(tensors, folder / "pytorch_model.bin")
+    run_ok("convert", folder, work / "out", "--to", "hf")
+    assert same(load_hf_sd(str(work / "out")), load_hf_sd(str(hf)))

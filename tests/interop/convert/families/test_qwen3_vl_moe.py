@@ -56,6 +56,9 @@ def test_both_orientations_are_the_same_model(saved, work):
     for source, to in ((HF, "hub"), (saved, "transformers")):
         run_ok("convert", source, work / to, "--tp", 2)
     assert describe(stored(work / "hub")) == describe(stored(work / "transformers"))
+    for sides in ((work / "hub", work / "transformers"), (work / "transformers", work / "hub"), (HF, saved), (saved, work / "hub")):
+        assert "experts lie otherwise" in run_ok("verify", *sides, "--weights-only").stdout
+        run_ok("diff", *sides)
 
 
 def test_a_lost_vision_tower_is_told(work):
