@@ -227,7 +227,12 @@ void restrict_checkpoint(Checkpoint& checkpoint, const Selection& selection) {
   const auto at = keep_selected(checkpoint.tensors, {selection});
   distckpt::restrict_links(checkpoint.links, checkpoint.layout, at);
   if (!checkpoint.hf) return;
-  checkpoint.hf->part.push_back(selection);
+  auto& hf = *checkpoint.hf;
+  // A part may lack one of the ends, which say that they are two where config.json does not.
+  if (checkpoint.map.config.untie_embeddings_and_output_weights && checkpoint.map.family->tied &&
+      !says_whether_tied(hf.config_text(), hf.config_source()))
+    hf.untie_ends();
+  hf.part.push_back(selection);
   checkpoint.hf->headers.clear();
   checkpoint.hf->index_text.reset();
 }

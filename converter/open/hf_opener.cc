@@ -44,8 +44,9 @@ class HfOpener {
     auto config = read_config();
     if (!config.untie_embeddings_and_output_weights && has_output_layer_of_its_own(config)) {
       config.untie_embeddings_and_output_weights = true;
+      // The ends themselves say it where nothing else does.
       checkpoint_.untied = says_whether_tied(hf.config_text(), hf.config_source());
-      checkpoint_.hf->untie_ends();
+      if (checkpoint_.untied || !hf.part.empty()) checkpoint_.hf->untie_ends();
     }
     checkpoint_.map =
         make_part_map(std::move(config), hf.part,

@@ -116,6 +116,7 @@ class MegatronOpener {
       config_ = parse_hf_config(checkpoint_.hf->config_text(), checkpoint_.hf->config_source());
       with_context([&] { return fmt::format("reading {}", checkpoint_.hf->config_source()); },
                    [&] { find_family(config_.family); });
+      read_unsaid_ends(args);
       if (args)
         require_same_model(*args, config_, common->source(), checkpoint_.hf->config_source());
       return;
@@ -140,6 +141,19 @@ class MegatronOpener {
             folder.string());
     if (config_.vocab_size == 0) config_.vocab_size = stored_vocabulary();
     read_from_tensors(stored_.outline, config_);
+  }
+
+  // A config.json that leaves it to its class whether the ends are tied is of a model that
+  // transformers unties where they differ.
+  void read_unsaid_ends(const std::optional<models::TransformerConfig>& args) {
+    if (!family_of(config_.family).tied ||
+        says_whether_tied(checkpoint_.hf->config_text(), checkpoint_.hf->config_source()))
+      return;
+    const bool untied = args ? args->untie_embeddings_and_output_weights
+                             : std::ranges::any_of(stored_.outline, [](const auto& tensor) {
+                                 return language_model_key(tensor.first) == "output_layer.weight";
+                               });
+    if (untied) config_.untie_embeddings_and_output_weights = true;
   }
 
   [[noreturn]] void refuse_unnamed_tower() const {

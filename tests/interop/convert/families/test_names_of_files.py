@@ -89,3 +89,26 @@ def test_pytorch_model_bin_of_modules_becomes_files_of_the_hub(model, state, wor
     torch.save(tensors, folder / "pytorch_model.bin")
     run_ok("convert", folder, work / "out", "--to", "hf")
     assert same(load_hf_sd(str(work / "out")), load_hf_sd(str(hf)))
+
+
+@pytest.mark.parametrize("said", [None, "in text_config"])
+def test_ends_that_config_json_leaves_to_its_class_stay_two(said, work):
+    """Mistral Small 3.1 says nothing of tied ends, and Ministral 3 in text_config alone; their class ties, and transformers unties what differs."""
+    hf = work / "hf"
+    shutil.copytree(DATA / "hf_mistral3/hf", hf)
+    config = json.loads((hf / "config.json").read_text())
+    for described in (config, config["text_config"]):
+        described.pop("tie_word_embeddings", None)
+    if said:
+        config["text_config"]["tie_word_embeddings"] = False
+    (hf / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    run_ok("convert", hf, work / "megatron", "--megatron-layout", "megatron-bridge")
+    run_ok("convert", work / "megatron", work / "back")
+    assert tree(work / "back") == tree(hf)
+    shutil.rmtree(iteration_folder(work / "megatron") / "ferry")
+    run_ok("convert", work / "megatron", work / "without", "--hf-config", hf)
+    assert same(load_hf_sd(str(work / "without")), load_hf_sd(str(hf)))
+    assert (work / "without/config.json").read_bytes() == (hf / "config.json").read_bytes()
+    run_ok("convert", hf, work / "part", "--include", "*lm_head*", "--to", "hf")
+    assert json.loads((work / "part/config.json").read_text())["tie_word_embeddings"] is False
+    run_ok("digest", work / "part")
