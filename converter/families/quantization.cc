@@ -20,7 +20,8 @@ using distckpt::GlobalScale;
 using Method = Quantization::Method;
 
 // compressed-tensors, format "pack-quantized".
-constexpr std::array<std::string_view, 1> kInt4Others{"weight_shape"};
+constexpr std::array<std::string_view, 4> kInt4Others{"weight_shape", "q_scale", "k_scale",
+                                                      "v_scale"};
 constexpr PackedWeight kInt4Weight{.elements = "weight_packed",
                                    .scales = "weight_scale",
                                    .others = kInt4Others,
@@ -30,7 +31,8 @@ constexpr PackedWeight kInt4Weight{.elements = "weight_packed",
 constexpr PackedWeight kMxfp4Weight{.elements = "weight_packed", .scales = "weight_scale"};
 
 // compressed-tensors, format "nvfp4-pack-quantized".
-constexpr std::array<std::string_view, 1> kNvfp4Others{"input_global_scale"};
+constexpr std::array<std::string_view, 4> kNvfp4Others{"input_global_scale", "q_scale", "k_scale",
+                                                       "v_scale"};
 constexpr PackedWeight kNvfp4Weight{.elements = "weight_packed",
                                     .scales = "weight_scale",
                                     .global_scale = "weight_global_scale",
@@ -38,7 +40,8 @@ constexpr PackedWeight kNvfp4Weight{.elements = "weight_packed",
                                     .how = GlobalScale::kDivisor};
 
 // ModelOpt, and compressed-tensors in FP8; also the scales of cached keys and values.
-constexpr std::array<std::string_view, 3> kModelOptOthers{"input_scale", "k_scale", "v_scale"};
+constexpr std::array<std::string_view, 4> kModelOptOthers{"input_scale", "q_scale", "k_scale",
+                                                          "v_scale"};
 constexpr std::string_view kActivationScale = "activation_scale";
 constexpr PackedWeight kModelOptWeight{.elements = "weight",
                                        .scales = "weight_scale",
@@ -46,20 +49,32 @@ constexpr PackedWeight kModelOptWeight{.elements = "weight",
                                        .others = kModelOptOthers,
                                        .how = GlobalScale::kFactor};
 
+// The second in files of llm-compressor's first releases.
+constexpr std::array<std::string_view, 2> kQuantizationKeys{"quantization_config",
+                                                            "compression_config"};
+
 // The object of a model that is quantised; the language model's may have it in place of the whole.
 const nlohmann::json* quantization_config(const nlohmann::json& config) {
   for (const auto* object :
        {&config, config.contains("text_config") ? &config["text_config"] : nullptr}) {
     if (object == nullptr || !object->is_object()) continue;
-    const auto found = object->find("quantization_config");
-    if (found != object->end() && !found->is_null()) return &*found;
+    for (const auto key : kQuantizationKeys) {
+      const auto found = object->find(key);
+      if (found != object->end() && !found->is_null()) return &*found;
+    }
   }
   return nullptr;
 }
 
-// A list of two sizes.
+// A list of two sizes, or, from older releases of compressed-tensors, "128x128".
 distckpt::Dims parse_block(const ConfigFields& how, std::string_view key) {
-  const auto& value = how.required(key);
+  auto value = how.required(key);
+  if (value.is_string()) {
+    auto text = value.get<std::string>();
+    std::ranges::replace(text, 'x', ',');
+    const auto sizes = nlohmann::json::parse(fmt::format("[{}]", text), nullptr, false);
+    if (!sizes.is_discarded()) value = sizes;
+  }
   require(value.is_array() && value.size() == 2, ErrorKind::kCorrupt,
           "{}: {} is {}, expected two sizes", how.source(), key, value.dump());
   distckpt::Dims block;
@@ -110,6 +125,13 @@ Quantization parse_float8(const ConfigFields& how) {
   return *found;
 }
 
+// True if a group is of neighbouring columns. An order in which alone they were quantised does not
+// matter (compressed-tensors, ActivationOrdering).
+bool keeps_columns(const ConfigFields& weights) {
+  const auto* const order = weights.find("actorder");
+  return order == nullptr || *order == false || *order == "static" || *order == "weight";
+}
+
 // The size of the groups of a row that have one scale, which all config_groups say alike.
 std::int64_t parse_group_size(const ConfigFields& how, std::string_view type) {
   const auto& groups = how.required("config_groups");
@@ -119,11 +141,14 @@ std::int64_t parse_group_size(const ConfigFields& how, std::string_view type) {
     const ConfigFields weights(ConfigFields(group, source).required("weights"),
                                fmt::format("{}.weights", source));
     const auto bits = weights.size("num_bits");
-    const bool plain = bits == 4 && weights.text("type", "") == type &&
-                       weights.flag("symmetric", true) && weights.find("actorder") == nullptr;
-    require(plain, ErrorKind::kLayout,
-            "{}: {} of {} bits; only symmetric {} of 4 bits in the order of the columns are read",
+    const bool plain =
+        bits == 4 && weights.text("type", "") == type && weights.flag("symmetric", true);
+    require(plain, ErrorKind::kLayout, "{}: {} of {} bits; only symmetric {} of 4 bits are read",
             weights.source(), weights.text("type", "elements"), bits, type);
+    require(keeps_columns(weights), ErrorKind::kLayout,
+            "{}: actorder is none of null, \"static\" and \"weight\": only groups of neighbouring "
+            "columns are read",
+            weights.source());
     const auto strategy = weights.text("strategy", "group");
     require(strategy == "group" || strategy == "tensor_group", ErrorKind::kLayout,
             "{}: strategy \"{}\" is not read: only scales of groups of a row are", weights.source(),
@@ -149,6 +174,28 @@ bool passes_through(const nlohmann::json& config) {
 
 Quantization packed(const PackedWeight& weight, std::int64_t group_size) {
   return {.method = Method::kPacked, .block = {1, group_size}, .packed = &weight};
+}
+
+constexpr std::int64_t kNvfp4Group = 16;
+
+// ModelOpt's, of which each layer has a format of its own: FP8 with a scale of the tensor, or
+// NVFP4.
+Quantization parse_mixed(const ConfigFields& how) {
+  if (const auto* const layers = how.find("quantized_layers"); layers != nullptr) {
+    for (const auto& [name, layer] : layers->items()) {
+      const ConfigFields of_layer(layer,
+                                  fmt::format("{}: quantized_layers.{}", how.source(), name));
+      const auto format = of_layer.text("quant_algo", "no format");
+      require(format == "FP8" || format == "NVFP4" || format == "W4A16_NVFP4", ErrorKind::kLayout,
+              "{}: quant_algo is {}; read are FP8 and NVFP4", of_layer.source(), format);
+      require(format == "FP8" || of_layer.size("group_size", kNvfp4Group) == kNvfp4Group,
+              ErrorKind::kLayout, "{}: group_size is not {}", of_layer.source(), kNvfp4Group);
+    }
+  }
+  auto mixed = packed(kModelOptWeight, kNvfp4Group);
+  mixed.fp8_beside = true;
+  mixed.scale_suffix = kPlainScaleSuffix;
+  return mixed;
 }
 
 }  // namespace
@@ -178,17 +225,21 @@ std::optional<Quantization> parse_quantization(std::string_view text, std::strin
     return packed(kMxfp4Weight, parse_group_size(how, "float"));
   if (method == "compressed-tensors" && format == "nvfp4-pack-quantized")
     return packed(kNvfp4Weight, parse_group_size(how, "float"));
-  if (method == "compressed-tensors" && format == "float-quantized") return parse_float8(how);
+  if (method == "compressed-tensors" &&
+      (format == "float-quantized" || format == "naive-quantized"))
+    return parse_float8(how);
   if (method == "modelopt" && format == "FP8")
     return Quantization{.scale_suffix = kPlainScaleSuffix};
-  if (method == "modelopt" && format == "NVFP4") {
-    return packed(kModelOptWeight,
-                  how.find("config_groups") == nullptr ? 16 : parse_group_size(how, "float"));
+  if (method == "modelopt" && (format == "NVFP4" || format == "W4A16_NVFP4")) {
+    return packed(kModelOptWeight, how.find("config_groups") == nullptr
+                                       ? kNvfp4Group
+                                       : parse_group_size(how, "float"));
   }
+  if (method == "modelopt" && format == "MIXED_PRECISION") return parse_mixed(how);
   fail(ErrorKind::kLayout,
        "{}: the weights are quantised by \"{}\" ({}); read are fp8 (e4m3), mxfp4, "
        "compressed-tensors (float-quantized, pack-quantized, mxfp4-pack-quantized, "
-       "nvfp4-pack-quantized) and modelopt (FP8, NVFP4)",
+       "nvfp4-pack-quantized) and modelopt (FP8, NVFP4, MIXED_PRECISION of both)",
        how.source(), method, format);
 }
 
@@ -228,10 +279,11 @@ std::string without_quantization(std::string_view text,
                                  distckpt::DType dtype,
                                  std::string_view source) {
   auto object = distckpt::parse_ordered_python_json(text, source);
-  object.erase("quantization_config");
+  for (const auto key : kQuantizationKeys) object.erase(std::string(key));
   const auto text_config = object.find("text_config");
-  if (text_config != object.end() && text_config->is_object())
-    text_config->erase("quantization_config");
+  if (text_config != object.end() && text_config->is_object()) {
+    for (const auto key : kQuantizationKeys) text_config->erase(std::string(key));
+  }
   return with_dtype(distckpt::python_json(object), dtype, source);
 }
 

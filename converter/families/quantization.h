@@ -43,6 +43,7 @@ struct Quantization {
   distckpt::Dims block{};
   const PackedWeight* packed = nullptr;          // of kPacked
   std::string_view scale_suffix = kScaleSuffix;  // of kFp8
+  bool fp8_beside = false;  // of kPacked: other weights are FP8, with one scale of the whole
 
   bool operator==(const Quantization&) const = default;
 };

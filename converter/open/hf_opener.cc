@@ -187,6 +187,10 @@ class HfOpener {
     if (plain) quantization_->scale_suffix = kPlainScaleSuffix;
   }
 
+  bool has_fp8() const {
+    return uses(Quantization::Method::kFp8) || (quantization_ && quantization_->fp8_beside);
+  }
+
   bool uses(Quantization::Method method) const {
     return quantization_ && quantization_->method == method;
   }
@@ -205,7 +209,7 @@ class HfOpener {
     const auto known = copy ? second : map.index.find(stored.name);
     std::uint32_t model = 0;
     int scale = -1;
-    const bool fp8 = uses(Quantization::Method::kFp8);
+    const bool fp8 = has_fp8();
     if (fp8 && is_activation_scale(stored.name)) return link_aside(index);
     if (fp8 && stored.name.ends_with(quantization_->scale_suffix)) return link_scales(index);
     if (fp8 && distckpt::can_dequantize(stored.dtype)) {
@@ -229,8 +233,9 @@ class HfOpener {
         throw Error(ErrorKind::kLayout,
                     fmt::format("{}: no rule of the family {} maps it ({})", stored.name,
                                 checkpoint_.map.family->model_type, file_of(stored)),
-                    stored.name.ends_with(kScaleSuffix)
-                        ? "scales of fp8 blocks need a quantization_config in config.json"
+                    quantized_weight(stored.name) != stored.name
+                        ? "weights that are quantised need a quantization_config in config.json: "
+                          "older exports of ModelOpt have theirs in hf_quant_config.json alone"
                         : why_unmapped(checkpoint_.map, stored.name));
       }
       model = static_cast<std::uint32_t>(checkpoint_.tensors.size());
@@ -252,7 +257,7 @@ class HfOpener {
     require(stored.has_value(), ErrorKind::kLayout, "{}: is in FP8, but {} is missing ({})",
             weight.name, name, file_of(weight));
     auto& scales = checkpoint_.links.scales;
-    auto block = quantization_->block;
+    auto block = quantization_->fp8_beside ? distckpt::Dims() : quantization_->block;
     if (block.empty()) {
       block = weight.shape;
       if (checkpoint_.layout.tensor(*stored).shape.rank() == 3) block[0] = 1;
@@ -308,6 +313,9 @@ class HfOpener {
     const auto elements = checkpoint_.layout.find(module + std::string(packed.elements));
     const bool is_packed =
         elements && distckpt::holds(checkpoint_.layout.tensor(*elements).dtype, packed.encoding);
+    const bool is_fp8 = elements && quantization_->fp8_beside &&
+                        distckpt::can_dequantize(checkpoint_.layout.tensor(*elements).dtype);
+    if (is_fp8) return false;
     require(!scale || is_packed, ErrorKind::kLayout,
             "{}: are scales, but {}{} is not there in four bits ({})", stored.name, module,
             packed.elements, file_of(stored));

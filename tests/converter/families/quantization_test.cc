@@ -93,6 +93,52 @@ TEST(ParseQuantization, KnowsTheFormatsOfFourBits) {
   EXPECT_EQ(modelopt->block, (distckpt::Dims{1, 16}));
 }
 
+TEST(ParseQuantization, ReadsFormatsThatDifferByNameAlone) {
+  const json weights{
+      {"num_bits", 8}, {"type", "float"}, {"strategy", "block"}, {"block_structure", "128x64"}};
+  const json how{{"quant_method", "compressed-tensors"},
+                 {"format", "naive-quantized"},
+                 {"config_groups", {{"group_0", {{"weights", weights}}}}}};
+  EXPECT_EQ(parsed(how)->block, (distckpt::Dims{128, 64}));
+  const json older{{"compression_config", how}};
+  EXPECT_EQ(parse_quantization(older.dump(), "config.json"), parsed(how));
+  const auto plain = without_quantization(older.dump(), distckpt::DType::kBF16, "config.json");
+  EXPECT_FALSE(json::parse(plain).contains("compression_config"));
+  EXPECT_EQ(parsed({{"quant_method", "modelopt"}, {"quant_algo", "W4A16_NVFP4"}}),
+            parsed({{"quant_method", "modelopt"}, {"quant_algo", "NVFP4"}}));
+}
+
+TEST(ParseQuantization, MindsAnOrderOfColumnsThatStaysInTheFileAlone) {
+  const auto ordered = [](const json& order) {
+    auto config_groups = groups(4, "int", 32);
+    config_groups["group_0"]["weights"]["actorder"] = order;
+    return parsed({{"quant_method", "compressed-tensors"},
+                   {"format", "pack-quantized"},
+                   {"config_groups", config_groups}});
+  };
+  EXPECT_EQ(ordered("static"), ordered(nullptr));
+  EXPECT_EQ(ordered("weight"), ordered(nullptr));
+  for (const auto& order : {json("group"), json("dynamic"), json(true)}) {
+    EXPECT_TRUE(fails(ErrorKind::kLayout, {"actorder is none of"}, [&] { ordered(order); }))
+        << order;
+  }
+}
+
+TEST(ParseQuantization, ReadsFp8BesideFourBitsOfModelOpt) {
+  const auto mixed = [](const json& layers) {
+    return parsed({{"quant_method", "modelopt"},
+                   {"quant_algo", "MIXED_PRECISION"},
+                   {"quantized_layers", layers}});
+  };
+  const auto both = mixed({{"a", {{"quant_algo", "FP8"}}}, {"b", {{"quant_algo", "NVFP4"}}}});
+  EXPECT_TRUE(both->fp8_beside);
+  EXPECT_EQ(both->method, Method::kPacked);
+  EXPECT_EQ(both->block, (distckpt::Dims{1, 16}));
+  EXPECT_TRUE(fails(ErrorKind::kLayout, {"quantized_layers.a", "FP8_PB_WO"}, [&] {
+    mixed({{"a", {{"quant_algo", "FP8_PB_WO"}}}});
+  }));
+}
+
 TEST(ParseQuantization, RefusesOtherBitsGroupsAndMethodsByName) {
   const auto refuses = [](ErrorKind kind, std::string_view words, const json& how) {
     EXPECT_TRUE(fails(kind, {"config.json: quantization_config", words}, [&] { parsed(how); }));
@@ -123,7 +169,7 @@ TEST(ParseQuantization, RefusesOtherBitsGroupsAndMethodsByName) {
 TEST(QuantizedWeight, IsThatWhoseElementsOrScalesATensorHolds) {
   for (const auto* part :
        {"weight_scale_inv", "weight_packed", "weight_scale", "weight_shape", "weight_global_scale",
-        "input_global_scale", "weight_scale_2", "k_scale", "activation_scale"})
+        "input_global_scale", "weight_scale_2", "q_scale", "k_scale", "activation_scale"})
     EXPECT_EQ(quantized_weight(std::string("a.q_proj.") + part), "a.q_proj.weight") << part;
   EXPECT_EQ(quantized_weight("mlp.experts.down_proj_blocks"), "mlp.experts.down_proj");
   EXPECT_EQ(quantized_weight("mlp.experts.down_proj_scales"), "mlp.experts.down_proj");

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from support import DATA, refuse, run_ok, tree
 
-GROUP = {"pack-quantized": 8, "nvfp4-pack-quantized": 16, "modelopt": 16}
+GROUP = {"pack-quantized": 8, "nvfp4-pack-quantized": 16, "modelopt": 16, "mixed": 16}  # mixed: ModelOpt's, with FP8 in attention
 ARGUMENTS = {"pack-quantized": dict(num_bits=4, type="int", strategy="group", group_size=8, symmetric=True),
              "nvfp4-pack-quantized": dict(num_bits=4, type="float", strategy="tensor_group", group_size=16, symmetric=True)}
 E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0])
@@ -23,12 +23,15 @@ def random(shape, generator, high=256):
 def packed(name, shape, how, generator):
     """{part: tensor} of a weight of that shape, with random bits."""
     rows, columns = shape
+    if how == "fp8":
+        return {"weight": random(shape, generator, 127).view(torch.float8_e4m3fn), "weight_scale": torch.rand((), generator=generator) / 10,
+                "input_scale": torch.tensor(0.25)}
     scales = (rows, columns // GROUP[how])
     if how == "pack-quantized":
         return {"weight_packed": random((rows, columns // 2), generator).view(torch.int32),
                 "weight_scale": torch.randn(scales, generator=generator).to(torch.bfloat16), "weight_shape": torch.tensor(shape)}
     scale = random(scales, generator, 127).view(torch.float8_e4m3fn)
-    if how == "modelopt":
+    if how in ("modelopt", "mixed"):
         return {"weight": random((rows, columns // 2), generator), "weight_scale": scale,
                 "weight_scale_2": torch.rand((), generator=generator) / 1000, "input_scale": torch.tensor(0.25)}
     return {"weight_packed": random((rows, columns // 2), generator), "weight_scale": scale,
@@ -36,7 +39,9 @@ def packed(name, shape, how, generator):
 
 
 def unpacked(parts, how):
-    if how == "modelopt":  # NVFP4QTensor.dequantize: both scales, then the element, in fp32
+    if how == "fp8":
+        return (parts["weight"].float() * parts["weight_scale"]).to(torch.bfloat16)
+    if how in ("modelopt", "mixed"):  # NVFP4QTensor.dequantize: both scales, then the element, in fp32
         bits = parts["weight"]
         elements = E2M1[torch.stack((bits & 15, bits >> 4), -1).flatten(1).long()]
         scale = parts["weight_scale"].float() * parts["weight_scale_2"]
@@ -49,6 +54,10 @@ def unpacked(parts, how):
 def quantization(how):
     if how == "modelopt":
         return {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]}
+    if how == "mixed":
+        return {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "ignore": ["lm_head"],
+                "quantized_layers": {"model.layers.0.self_attn.q_proj": {"quant_algo": "FP8"},
+                                     "model.layers.0.mlp.up_proj": {"quant_algo": "NVFP4", "group_size": 16}}}
     return {"quant_method": "compressed-tensors", "format": how, "quantization_status": "compressed", "ignore": ["lm_head"],
             "config_groups": {"group_0": {"targets": ["Linear"], "weights": ARGUMENTS[how]}}}
 
@@ -65,9 +74,12 @@ def quantized(request, tmp_path_factory):
         if not name.endswith("_proj.weight"):
             continue
         del stored[name]
-        parts = packed(name, tensor.shape, how, generator)
-        want[name] = unpacked(parts, how)
+        kind = "fp8" if how == "mixed" and "self_attn" in name else how
+        parts = packed(name, tensor.shape, kind, generator)
+        want[name] = unpacked(parts, kind)
         stored |= {name.removesuffix("weight") + part: t for part, t in parts.items()}
+        if "k_proj" in name:  # of cached keys and values
+            stored |= {name.replace("k_proj.weight", part): torch.tensor([1.0]) for part in ("k_scale", "v_scale")}
     save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "quantization_config": quantization(how)}, indent=2))
@@ -114,14 +126,15 @@ def test_a_lost_scale_is_named(quantized, work):
     refuse("convert", work / "bad", work / "no", words=[lost, "missing"])
 
 
-@pytest.mark.parametrize("changes", [{"num_bits": 8}, {"symmetric": False}, {"actorder": "group"}])
-def test_other_integers_are_refused(changes, work):
+@pytest.mark.parametrize("changes, words", [({"num_bits": 8}, "only symmetric int of 4 bits"), ({"symmetric": False}, "only symmetric int of 4 bits"),
+                                            ({"actorder": "group"}, "actorder is none of")])
+def test_other_integers_are_refused(changes, words, work):
     shutil.copytree(DATA / "hf_qwen3/hf", work / "hf")
     config = json.loads((work / "hf/config.json").read_text())
     how = quantization("pack-quantized")
     how["config_groups"]["group_0"]["weights"] = {**ARGUMENTS["pack-quantized"], **changes}
     (work / "hf/config.json").write_text(json.dumps({**config, "quantization_config": how}))
-    refuse("convert", work / "hf", work / "no", words=["config_groups.group_0", "only symmetric int of 4 bits"])
+    refuse("convert", work / "hf", work / "no", words=["config_groups.group_0", words])
 
 
 @pytest.mark.parametrize("scales", ["exponents", "one"])
