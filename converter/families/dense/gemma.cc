@@ -417,6 +417,7 @@ constexpr Family kGemma[] = {
      .bridge = &kGemma2Provider},
     {.model_type = "gemma3_text",
      .names = &kGemmaNames,
+     .defaults = R"({"head_dim": 256})",
      .rotary_base = 1e6,
      .tied = true,
      .rope_of_layers = true,

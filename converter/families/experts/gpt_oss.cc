@@ -50,7 +50,7 @@ constexpr BridgeModel kGptOssProvider{
 constexpr Family kGptOss[] = {
     {.model_type = "gpt_oss",
      .names = &kGptOssNames,
-     .defaults = R"({"rms_norm_eps": 1e-05})",
+     .defaults = R"({"rms_norm_eps": 1e-05, "sliding_window": 128, "head_dim": 64})",
      .rotary_base = 150000.0,
      .num_experts_key = "num_local_experts",
      .traits = {.norms_round_once = true},

@@ -55,7 +55,10 @@ constexpr BridgeModel kMiniMaxProvider{
 
 constexpr Family kMiniMax[] = {
     {.model_type = "minimax_m2",
+     .shared_model_type = "minimax",  // of the first upload, and of MiniMax-Text-01
+     .architecture = "MiniMaxM2ForCausalLM",
      .names = &kMiniMaxNames,
+     .defaults = R"({"head_dim": 128})",
      .rotary_base = 5e6,
      .turns_in_part = true,
      .num_experts_key = "num_local_experts",

@@ -148,6 +148,7 @@ void read_nemotron(const ConfigFields& fields, TransformerConfig& config) {
   require(std::ssize(config.hybrid_layer_pattern) == config.num_layers, ErrorKind::kCorrupt,
           "{}: {} kinds of layers (hybrid_override_pattern, layers_block_type) for {} layers",
           fields.source(), config.hybrid_layer_pattern.size(), config.num_layers);
+  config.kv_channels = fields.size("head_dim", fields.size("attention_head_dim", 128));
   // Its class in transformers ties nothing, whatever tie_word_embeddings says.
   config.untie_embeddings_and_output_weights = true;
   config.layernorm_epsilon = fields.optional_number("layer_norm_epsilon").value_or(1e-5);

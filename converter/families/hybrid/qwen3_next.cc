@@ -161,10 +161,12 @@ constexpr BridgeModel kQwen35ExpertsProvider{
     .layer_spec = kExperimentalAttentionSpec,
 };
 
+constexpr std::string_view kQwen35Defaults = R"({"head_dim": 256})";
+
 constexpr Family kHybridList[] = {
     {.model_type = "qwen3_next",
      .names = &kNextNames,
-     .defaults = R"({"num_key_value_heads": 2})",
+     .defaults = R"({"num_key_value_heads": 2, "head_dim": 256})",
      .rotary_percent = 0.25,
      .head_classes = HeadClasses::kOfSequencesAndTokens,
      .prediction = kNextPrediction,
@@ -177,6 +179,7 @@ constexpr Family kHybridList[] = {
      .bridge = &kNextProvider},
     {.model_type = "qwen3_5_text",
      .names = &kQwen35Names,
+     .defaults = kQwen35Defaults,
      .rotary_percent = 0.25,
      .head_classes = HeadClasses::kOfSequences,
      .prediction = kQwen35Prediction,
@@ -186,6 +189,7 @@ constexpr Family kHybridList[] = {
      .bridge = &kQwen35Provider},
     {.model_type = "qwen3_5_moe_text",
      .names = &kQwen35Names,
+     .defaults = kQwen35Defaults,
      .rotary_percent = 0.25,
      .prediction = kQwen35Prediction,
      .configure = read_qwen35_experts,  // Megatron's arguments do not tell it from Qwen3-Next
@@ -193,6 +197,7 @@ constexpr Family kHybridList[] = {
     {.model_type = "qwen3_5",
      .names = &kQwen35SeeingNames,
      .config_key = "text_config",
+     .defaults = kQwen35Defaults,
      .rotary_percent = 0.25,
      .head_classes = HeadClasses::kOfSequencesAndTokens,
      .prediction = kQwen35Prediction,
@@ -201,6 +206,7 @@ constexpr Family kHybridList[] = {
     {.model_type = "qwen3_5_moe",
      .names = &kQwen35SeeingNames,
      .config_key = "text_config",
+     .defaults = kQwen35Defaults,
      .rotary_percent = 0.25,
      .prediction = kQwen35Prediction,
      .configure = read_qwen35_experts,

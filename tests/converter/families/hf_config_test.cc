@@ -164,6 +164,9 @@ TEST(HfConfig, TakesTheDefaultsOfTheClass) {
   EXPECT_EQ(parse("", "glm4").layernorm_epsilon, 1.5625e-07);
   EXPECT_EQ(parse("", "mistral").sliding_window, 4096);
   EXPECT_EQ(parse(R"("sliding_window": null)", "mistral").sliding_window, std::nullopt);
+  EXPECT_EQ(parse(experts, "gpt_oss").sliding_window, 128);
+  EXPECT_EQ(parse(R"("num_local_experts": 4, "sliding_window": null)", "gpt_oss").sliding_window,
+            std::nullopt);
 }
 
 TEST(HfConfig, TellsWhichLayersOfAMistralHaveItsWindow) {

@@ -301,6 +301,20 @@ TEST(Hybrid, HasNoAdaptersOfMambaLayers) {
                     [&] { make_adapter_map(base, {}); }));
 }
 
+TEST(Hybrid, TakesTheSizeOfHeadsInTheWordsOfNemotronH) {
+  const auto channels = [](const std::string& more) {
+    const auto* const sizes =
+        R"({"model_type": "nemotron_h", "hidden_size": 12, "intermediate_size": 9,
+            "num_attention_heads": 3, "mamba_num_heads": 2, "mamba_head_dim": 3,
+            "ssm_state_size": 5, "vocab_size": 7, "hybrid_override_pattern": "M-*",
+            "num_hidden_layers": 3)";
+    return parse_hf_config(sizes + more + "}", "config.json").kv_channels;
+  };
+  EXPECT_EQ(channels(R"(, "attention_head_dim": 6)"), 6);
+  EXPECT_EQ(channels(R"(, "head_dim": 8, "attention_head_dim": 6)"), 8);
+  EXPECT_EQ(channels(""), 128);
+}
+
 TEST(Hybrid, ReadsThePatternOfLayersInBothWords) {
   const auto parse = [](const std::string& more) {
     return parse_hf_config(

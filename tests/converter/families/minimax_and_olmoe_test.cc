@@ -47,6 +47,12 @@ TEST(MiniMaxM2, HasMixtralsExpertsBehindASigmoidWithABias) {
   EXPECT_EQ(shape_of(config, layer + "self_attn.k_norm.weight"), distckpt::Shape{32});
 }
 
+TEST(MiniMaxM2, IsToldFromMiniMaxText01ByItsClass) {
+  const std::string_view first = R"("architectures": ["MiniMaxM2ForCausalLM"])";
+  EXPECT_EQ(parse("minimax", first), parse("minimax_m2"));
+  EXPECT_EQ(parse("minimax").family, "minimax");
+}
+
 TEST(MiniMaxM2, RefusesSettingsOfOtherModels) {
   const auto refuses = [](std::string_view setting, std::string_view why) {
     return fails(ErrorKind::kLayout, {why}, [&] { parse("minimax_m2", setting); });
