@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -11,7 +12,7 @@ namespace ferry::trainer {
 
 // Rates are a second, and of a link in each direction. 0: not known.
 struct DeviceSpec {
-  std::string_view name{};
+  std::string name{};
   std::int64_t memory = 0;  // bytes that CUDA reports
   double flops = 0;         // dense, in bf16
   double memory_rate = 0;   // bytes of its own memory
@@ -25,5 +26,9 @@ struct DeviceSpec {
 std::optional<DeviceSpec> find_device(std::string_view name);
 
 std::vector<std::string_view> device_names();
+
+// The device that a run on several is planned for: of each figure the least, so that ranks that
+// agree on `devices` choose alike. Its name has those of all, "H20 or H200".
+DeviceSpec slowest_of(std::span<const DeviceSpec> devices);
 
 }  // namespace ferry::trainer
