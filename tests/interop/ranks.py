@@ -36,10 +36,11 @@ def start_training(count, algorithm, arguments, limits={}, **environment):
     return start_program(count, ["train", algorithm, *arguments], limits, **environment)
 
 
-def start_program(count, arguments, limits={}, stdout=subprocess.DEVNULL, **environment):
+def start_program(count, arguments, limits={}, own={}, stdout=subprocess.DEVNULL, **environment):
+    """`own`: {rank: arguments of it alone}."""
     port = free_port()
     # The program itself, not ferry that runs it: signals are for it.
-    return [subprocess.Popen([TORCH_PROGRAM, *arguments], stdout=stdout, stderr=subprocess.PIPE, text=True, preexec_fn=limits.get(rank),
+    return [subprocess.Popen([TORCH_PROGRAM, *arguments, *own.get(rank, [])], stdout=stdout, stderr=subprocess.PIPE, text=True, preexec_fn=limits.get(rank),
                              env=os.environ | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count), "OMP_NUM_THREADS": "1",
                                                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port} | environment) for rank in range(count)]
 

@@ -370,6 +370,15 @@ void ConfigTable::visit_sections(Visit&& visit) const {
   }
 }
 
+ConfigValues ConfigTable::values() const {
+  ConfigValues all;
+  for (const auto& field : fields_) {
+    const auto value = field.get();
+    all.emplace_back(field.key, value ? to_toml(*value) : kNullText);
+  }
+  return all;
+}
+
 std::string ConfigTable::toml() const {
   constexpr std::size_t kColumn = 44;  // of the help
   std::string text;

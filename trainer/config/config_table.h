@@ -226,6 +226,7 @@ class ConfigTable {
   // "optim.lr = 0.1 (run.toml:12)"; of a field that nobody set, "optim.lr = 1e-05 (the default)".
   std::string describe(std::string_view key) const;
 
+  ConfigValues values() const;   // of every field
   std::string toml() const;      // every field, its help beside it; reads back to the same
   std::string markdown() const;  // a table per section: key, default, meaning
 

@@ -6,6 +6,7 @@
 #include <map>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -24,6 +25,9 @@ std::string to_toml(const ConfigValue& value);
 // Takes a value away. The command line says null; TOML, which has no such value, the text "null".
 struct ConfigNull {};
 inline constexpr const char* kNullText = "null";
+
+// Keys of a configuration and their values as TOML; kNullText for what is not set.
+using ConfigValues = std::vector<std::pair<std::string, std::string>>;
 
 struct ConfigEntry {
   std::string key{};    // "optim.lr"

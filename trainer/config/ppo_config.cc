@@ -465,6 +465,11 @@ std::string to_toml(const PpoConfig& config) {
   return table.toml();
 }
 
+ConfigValues values_of(const PpoConfig& config) {
+  auto copy = config;
+  return table_of(copy).values();
+}
+
 std::string ppo_config_reference() {
   PpoConfig defaults;
   return table_of(defaults).markdown();

@@ -366,6 +366,7 @@ PpoConfig load_ppo_config(std::string_view algorithm,
                           std::vector<std::string>* notes = nullptr);
 
 std::string to_toml(const PpoConfig& config);
+ConfigValues values_of(const PpoConfig& config);
 
 std::string ppo_config_reference();
 

@@ -96,6 +96,11 @@ std::string to_toml(const SftConfig& config) {
   return table_of(copy).toml();
 }
 
+ConfigValues values_of(const SftConfig& config) {
+  auto copy = config;
+  return table_of(copy).values();
+}
+
 std::string sft_config_reference() {
   SftConfig defaults;
   return table_of(defaults).markdown();

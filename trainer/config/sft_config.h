@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "trainer/config/config_rules.h"
+#include "trainer/config/config_value.h"
 #include "trainer/config/run_sections.h"
 
 namespace ferry::trainer {
@@ -66,6 +67,7 @@ SftConfig load_sft_config(const std::filesystem::path& file,
 
 // Every key with its value and meaning: TOML that loads to the same.
 std::string to_toml(const SftConfig& config);
+ConfigValues values_of(const SftConfig& config);
 
 // Every key with its default and meaning, for the documentation.
 std::string sft_config_reference();

@@ -1,7 +1,7 @@
 // The settings that a configuration leaves to the plan of its run, "auto": what rests on the host
 // (auto_offload.h), tokens of micro-batches, recomputation, the rollout's share of a GPU's memory.
-// Pure functions of the configuration, of the least memory of the run's devices and of its hosts'
-// memory, so that all ranks choose alike.
+// Pure functions of the configuration, of the least figures of the run's devices (slowest_of()) and
+// of its hosts' memory, so that all ranks choose alike.
 //
 // On a GPU micro-batches are as large as they may be, up to 16,384 tokens or what the longest
 // sequence needs. No layer is computed again if they have 4,096 so, of a dense model 2,048; else as

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <algorithm>
 #include <cstddef>
 #include <numeric>
 #include <sstream>
@@ -21,10 +20,13 @@
 #include "trainer/plan/auto_settings.h"
 #include "trainer/plan/host_misfits.h"
 #include "trainer/plan/plan_text.h"
+#include "trainer/run/config_agreement.h"
 
 namespace ferry::trainer {
 
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(HostShare, host, pinned, available)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(
+    DeviceSpec, name, memory, flops, memory_rate, link_rate, host_rate, on_host)
 
 namespace {
 
@@ -34,17 +36,14 @@ std::vector<int> all_ranks(const models::World& world) {
   return ranks;
 }
 
-// The ranks' device, with the least memory that one of them has. Called by all.
+// The device that stands for those of all ranks. Called by all.
 DeviceSpec device_of(models::World& world) {
   const auto device = world.device();
-  DeviceSpec spec{.name = "host", .on_host = true};
-  if (device.is_cuda()) {
-    spec = find_device(models::device_name(device)).value_or(DeviceSpec{.name = "GPU"});
-  }
-  const auto mine = models::total_memory(device).value_or(host_room());
-  spec.memory =
-      std::ranges::min(models::gather(models::ProcessGroup(world, "plan", all_ranks(world)), mine));
-  return spec;
+  DeviceSpec mine{.name = "host", .on_host = true};
+  if (device.is_cuda())
+    mine = find_device(models::device_name(device)).value_or(DeviceSpec{.name = "GPU"});
+  mine.memory = models::total_memory(device).value_or(host_room());
+  return slowest_of(models::gather(models::ProcessGroup(world, "plan", all_ranks(world)), mine));
 }
 
 // The ranks' shares of their hosts, before any of it is pinned. Called by all.
@@ -94,6 +93,7 @@ Planned<Config> plan_and_say(const Config& config,
   const auto device = device_of(world);
   const auto hosts = device.on_host ? std::vector<HostShare>() : hosts_of(world);
   auto chosen = choose_settings(config, models, world.size(), device, hosts);
+  require_agreement(values_of(chosen.config), world);
   PlannedRun run{.setup = setup_of(chosen.config, models, world.size(), device),
                  .choice = {.settings = chosen.settings, .offload = chosen.offload}};
   run.plan = plan_run(run.setup);

@@ -69,6 +69,14 @@ def test_records_that_are_refused_are_named(world, work):
     assert status == 2 and "less than one batch" in said and f"the first malformed one is {work}/others.jsonl: line 1: " in said, said
 
 
+def test_ranks_whose_settings_differ_are_named(world, work):
+    """They would wait for each other until nccl_timeout (ten minutes): micro-batches of more tokens are fewer of them."""
+    arguments = settings(world, work / "run")
+    for status, said in finish(start_ranks(4, arguments, own={3: ["data.max_token_len_per_gpu=192"]})):
+        assert status == 2 and "data.max_token_len_per_gpu is 96 on ranks 0-2, 192 on rank 3" in said, said
+    assert not (work / "run").exists()
+
+
 def test_a_disk_that_is_full_of_the_checkpoint(world, whole, work):
     """hf_model, which is made of the checkpoint, does not fit beside it."""
     size = sum(path.stat().st_size for path in (world / "whole/iter_0000001").iterdir())
