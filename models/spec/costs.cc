@@ -166,12 +166,16 @@ class LayerMemory {
 
 // Elements of a layer's matrices that a token is multiplied with: of the experts, only those that
 // it is sent to. The gate of shared experts, one row, is counted as verl does, in hybrids alone.
-std::int64_t weights_of_layer(const TransformerConfig& config, std::int64_t layer) {
+// `feed_forward`: without those of attention.
+std::int64_t weights_of_layer(const TransformerConfig& config,
+                              std::int64_t layer,
+                              bool feed_forward = false) {
   std::int64_t weights = 0;
   for (const auto& section : layer_sections(config, layer)) {
     for (const auto& row : section.table->rows) {
       if (!applies(row.when, config) || row.columns == Extent::kNone ||
-          (row.rows == Extent::kOne && !config.has_linear_attention()))
+          (row.rows == Extent::kOne && !config.has_linear_attention()) ||
+          (feed_forward && !row.name.starts_with("mlp.")))
         continue;
       const auto rows = merged_rows(row, config);
       weights += std::accumulate(rows.begin(), rows.end(), std::int64_t{0}) *
@@ -180,6 +184,27 @@ std::int64_t weights_of_layer(const TransformerConfig& config, std::int64_t laye
     }
   }
   return weights;
+}
+
+struct TokenCounts {
+  double sum = 0;
+  double squares = 0;
+};
+TokenCounts count_tokens(std::span<const std::int64_t> lengths) {
+  TokenCounts counts;
+  for (const auto length : lengths) {
+    counts.sum += width(length);
+    counts.squares += width(length) * width(length);
+  }
+  return counts;
+}
+
+// The forward operations of causal attention in all layers, by the squares of lengths.
+std::int64_t attention_flops(const TransformerConfig& config) {
+  const bool latent = config.multi_latent_attention;
+  const auto query = latent ? config.qk_head_dim + config.qk_pos_emb_head_dim : config.kv_channels;
+  const auto value = latent ? config.v_head_dim : config.kv_channels;
+  return (query + value) * config.num_attention_heads * config.num_key_value_layers();
 }
 
 }  // namespace
@@ -341,20 +366,24 @@ double training_flops(const TransformerConfig& config, std::span<const std::int6
   auto weights = 2 * config.vocab_size * config.hidden_size;
   for (std::int64_t layer = 0; layer < config.num_layers; ++layer)
     weights += weights_of_layer(config, layer);
-  double tokens = 0;
-  double squares = 0;
-  for (const auto length : lengths) {
-    tokens += width(length);
-    squares += width(length) * width(length);
-  }
-  const bool latent = config.multi_latent_attention;
-  const auto query = latent ? config.qk_head_dim + config.qk_pos_emb_head_dim : config.kv_channels;
-  const auto value = latent ? config.v_head_dim : config.kv_channels;
-  const auto attending = config.num_key_value_layers();
-  const auto per_square = 3 * (query + value) * config.num_attention_heads * attending;
-  const auto per_token = 15 * (config.num_layers - attending) * config.linear_num_value_heads *
-                         config.linear_key_head_dim * config.linear_value_head_dim;
-  return tokens * width(6 * weights + per_token) + squares * width(per_square);
+  const auto tokens = count_tokens(lengths);
+  const auto per_token = 15 * (config.num_layers - config.num_key_value_layers()) *
+                         config.linear_num_value_heads * config.linear_key_head_dim *
+                         config.linear_value_head_dim;
+  return tokens.sum * width(6 * weights + per_token) +
+         tokens.squares * width(3 * attention_flops(config));
+}
+
+double selective_flops(const TransformerConfig& config,
+                       const Recompute::Modules& modules,
+                       std::span<const std::int64_t> lengths) {
+  std::int64_t weights = 0;
+  for (std::int64_t layer = 0; layer < config.num_layers; ++layer)
+    if (config.is_moe_layer(layer) ? modules.moe : modules.mlp)
+      weights += weights_of_layer(config, layer, /*feed_forward=*/true);
+  const auto tokens = count_tokens(lengths);
+  return tokens.sum * width(2 * weights) +
+         (modules.core_attn ? tokens.squares * width(attention_flops(config)) : 0);
 }
 
 double vision_flops(const VisionConfig& vision, std::span<const std::int64_t> image_tokens) {

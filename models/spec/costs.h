@@ -146,6 +146,12 @@ std::int64_t logits_bytes(const ChunkOnRank& chunk, std::int64_t tokens);
 // and value head.
 double training_flops(const TransformerConfig& config, std::span<const std::int64_t> lengths);
 
+// Floating-point operations that Recompute::kSelective computes again for the backward pass: a
+// forward pass of the selected modules. Activations of experts have no products.
+double selective_flops(const TransformerConfig& config,
+                       const Recompute::Modules& modules,
+                       std::span<const std::int64_t> lengths);
+
 // Floating-point operations of a vision tower, forward, for images of so many tokens each: two a
 // patch and weight of the blocks that the patch meets, two a token and weight of the mergers; and
 // for attention, over all patches of an image, 4 hidden_size by the square of their number in each

@@ -13,6 +13,7 @@ namespace ferry::trainer {
 namespace {
 
 using distckpt::ceil_div;
+using Granularity = models::Recompute::Granularity;
 using Work = Phase::Work;
 
 constexpr int kDevicesOfHost = 8;
@@ -74,17 +75,15 @@ class StepClock {
     const auto mesh = role.mesh();
     const auto sequences = setup_.sequences * (learns ? role.epochs : 1);
     const auto tokens = real(sequences) * real(setup_.longest_sequence);
-    const auto& model = role.model;
-    const auto shares = efficiency_of(model, mesh, role.engine.alignment);
+    const auto shares = efficiency_of(role.model, mesh, role.engine.alignment);
     const auto operations = operations_of(role, sequences);
     const auto devices = real(mesh.world_size()) * setup_.device.flops;
-    const double again = recomputed(role);
     const double forward = operations / 3;
-    const double computed = learns ? (operations + again * forward) / (devices * shares.learning)
-                                   : forward / (devices * shares.forward);
-    const double rounds = learns ? 3 + again : 1;  // that exchange activations
+    const double computed =
+        learns ? (operations + recomputed_operations(role, sequences)) / (devices * shares.learning)
+               : forward / (devices * shares.forward);
     return seen(role, sequences, mesh.dp(), learns) +
-           (computed + rounds * exchanged(model, mesh, role.engine.alignment, tokens)) *
+           (computed + exchanged(role, mesh, tokens, rounds_of(role, learns))) *
                bubble(role, mesh, learns) +
            (learns ? accumulated(role, mesh) : 0) +
            (learns && setup_.rollout ? real(role.updates) * updated(role, mesh) : 0);
@@ -160,10 +159,10 @@ class StepClock {
     return trained ? 3 * forward / kDenseLearning : forward / kDenseForward;
   }
 
-  // The share of the layers that is computed again.
-  static double recomputed(const RoleSetup& role) {
+  // The share of the layers that is computed again as a whole.
+  static double recomputed_layers(const RoleSetup& role) {
     const auto recompute = role.engine.recompute();
-    if (recompute.granularity != models::Recompute::Granularity::kFull) return 0;
+    if (recompute.granularity != Granularity::kFull) return 0;
     if (recompute.method == models::Recompute::Method::kUniform) return 1;
     const auto chunks = models::stage_chunks(role.model, role.engine.parallel, 0);
     const auto layers = chunks.front().layers.size();
@@ -183,31 +182,64 @@ class StepClock {
     return real(sequences) * models::training_flops(role.model, length);
   }
 
-  // Activations among the ranks of a layer, in one direction through the model: of each half of a
-  // layer an all-gather and a reduce-scatter, in kBitwise also the inputs of products by rows; of
-  // experts a row for each rank that has some of a token's choices, there and, in
-  // kFast, back, where kBitwise has one for each choice.
-  double exchanged(const models::TransformerConfig& model,
+  double recomputed_operations(const RoleSetup& role, std::int64_t sequences) const {
+    const auto recompute = role.engine.recompute();
+    if (recompute.granularity != Granularity::kSelective)
+      return recomputed_layers(role) * operations_of(role, sequences) / 3;
+    const std::array<std::int64_t, 1> length{setup_.longest_sequence};
+    return real(sequences) * models::selective_flops(role.model, recompute.modules, length);
+  }
+
+  // Passes through the halves of layers that exchange activations: forward, and for learning two
+  // more and those that are computed again.
+  struct Rounds {
+    double attention = 1;
+    double mlp = 1;  // of layers without experts
+    double moe = 1;  // of layers with experts
+  };
+  static Rounds rounds_of(const RoleSetup& role, bool learns) {
+    if (!learns) return {};
+    const auto recompute = role.engine.recompute();
+    const double all = 3 + recomputed_layers(role);
+    return {.attention = all,
+            .mlp = all + (recompute.selects(&models::Recompute::Modules::mlp) ? 1 : 0),
+            .moe = all + (recompute.selects(&models::Recompute::Modules::moe) ? 1 : 0)};
+  }
+
+  // Activations among the ranks of a layer: of each half of a layer an all-gather and a
+  // reduce-scatter, in kBitwise also the inputs of products by rows; of experts a row for each rank
+  // that has some of a token's choices, there and, in kFast, back, where kBitwise has one for each
+  // choice.
+  double exchanged(const RoleSetup& role,
                    const models::MeshShape& mesh,
-                   models::Alignment alignment,
-                   double tokens) const {
-    const bool bitwise = alignment == models::Alignment::kBitwise;
+                   double tokens,
+                   const Rounds& rounds) const {
+    const auto& model = role.model;
+    const bool bitwise = role.engine.alignment == models::Alignment::kBitwise;
     const auto of_group = tokens / (mesh.dp() * mesh.cp());
-    const auto layers = real(model.num_layers);
     const auto hidden = real(model.hidden_size);
+    double channels = 0;       // among tensor parallel ranks
+    double expert_layers = 0;  // whose rows are sent
+    for (std::int64_t layer = 0; layer < model.num_layers; ++layer) {
+      const bool moe = model.is_moe_layer(layer);
+      const double of_half = moe ? rounds.moe : rounds.mlp;
+      if (moe) expert_layers += rounds.moe;
+      channels += 2 * hidden * (rounds.attention + of_half);
+      if (!bitwise) continue;
+      const auto fed = moe ? model.moe_shared_expert_intermediate_size : model.ffn_hidden_size;
+      channels += rounds.attention * real(models::gathered_channels(model, layer) - fed) +
+                  of_half * real(fed);
+    }
     double seconds = 0;
-    if (mesh.tp() > 1) {
-      auto channels = layers * 4 * hidden;
-      for (std::int64_t layer = 0; bitwise && layer < model.num_layers; ++layer)
-        channels += real(models::gathered_channels(model, layer));
+    if (mesh.tp() > 1)
       seconds += of_group * sent(mesh.tp()) * kBytesOfHidden * channels /
                  (mesh.pp() * rate_among(mesh.tp()));
-    }
     if (mesh.ep() > 1) {
       const auto choices = real(model.moe_router_topk);
       const auto ranks = mesh.ep() * (1 - std::pow(sent(mesh.ep()), choices));  // of a token
-      seconds += layers / mesh.pp() * of_group / mesh.tp() * (ranks + (bitwise ? choices : ranks)) *
-                 sent(mesh.ep()) * kBytesOfHidden * hidden / rate_among(mesh.tp() * mesh.ep());
+      seconds += expert_layers / mesh.pp() * of_group / mesh.tp() *
+                 (ranks + (bitwise ? choices : ranks)) * sent(mesh.ep()) * kBytesOfHidden * hidden /
+                 rate_among(mesh.tp() * mesh.ep());
     }
     return seconds;
   }

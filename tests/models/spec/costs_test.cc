@@ -29,6 +29,13 @@ TEST(Flops, OfADenseModelAreSixATokenAndWeightAndThoseOfAttention) {
   EXPECT_EQ(training_flops(kSmallDense, {}), 0);
 }
 
+TEST(Flops, OfSelectiveRecomputationAreAForwardPassOfTheModules) {
+  const std::array<std::int64_t, 2> lengths{8, 2};
+  EXPECT_EQ(selective_flops(kSmallDense, {.mlp = true}, lengths), 2.0 * 10 * 3 * 3 * 10 * 7);
+  EXPECT_EQ(selective_flops(kSmallDense, {.core_attn = true}, lengths), 2.0 * (64 + 4) * 5 * 4 * 3);
+  EXPECT_EQ(selective_flops(kSmallDense, {.moe = true, .moe_act = true}, lengths), 0);
+}
+
 // verl's _estimate_qwen3_5_flops has the formula.
 TEST(Flops, OfAHybridHaveTheRecurrenceOfItsDeltaNets) {
   const double attention = 10 * (2 * 20 + 2 * 10 + 20);
@@ -71,7 +78,10 @@ TEST(Flops, CountTheExpertsThatATokenMeets) {
                                  .moe_router_topk = 2};
   const double weights =
       2 * 100 * 10 + 2 * (4 * 10 * 5) + 3 * 10 * 7 + 3 * 10 * (2 * 3 + 4) + 10 * 16;
-  EXPECT_EQ(training_flops(config, std::array<std::int64_t, 1>{1}), 6 * weights + 6 * 5 * 2);
+  const std::array<std::int64_t, 1> one{1};
+  EXPECT_EQ(training_flops(config, one), 6 * weights + 6 * 5 * 2);
+  EXPECT_EQ(selective_flops(config, {.moe = true}, one), 2.0 * (3 * 10 * (2 * 3 + 4) + 10 * 16));
+  EXPECT_EQ(selective_flops(config, {.mlp = true}, one), 2.0 * 3 * 10 * 7);
 }
 
 TEST(Flops, CountLatentProjections) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "distckpt/base/error.h"
@@ -402,6 +403,29 @@ TEST(RunPlan, CountsTheLayersThatAreComputedAgain) {
   const auto all = seconds(models::Recompute::Method::kUniform, 1);
   EXPECT_NEAR(seconds(models::Recompute::Method::kBlock, 8) - none, (all - none) / 4, 1e-9);
   EXPECT_GT(all, 1.3 * none);
+}
+
+// Experts have about half of a mixture's operations, and their rows go to other ranks once more.
+TEST(RunPlan, CountsTheModulesThatAreComputedAgain) {
+  const auto seconds = [](std::vector<RecomputeModule> modules) {
+    auto config = grpo();
+    config.actor.megatron.parallel.expert_model_parallel_size = 8;
+    config.rollout.expert_parallel_size = 8;
+    config.actor.ppo_max_token_len_per_gpu = 4096;
+    if (!modules.empty())
+      config.actor.megatron.recompute_granularity = models::Recompute::Granularity::kSelective;
+    config.actor.megatron.recompute_modules = std::move(modules);
+    const auto plan = plan_run(setup_of(config, {.actor = support::qwen3_30b_a3b()}, 8, kH200));
+    return seconds_in(plan, "update_actor");
+  };
+  using Modules = models::Recompute::Modules;
+  const auto none = seconds({});
+  EXPECT_GT(none, 0);
+  EXPECT_EQ(seconds({&Modules::moe_act}), none);
+  EXPECT_EQ(seconds({&Modules::mlp}), none);  // all layers have experts
+  EXPECT_NEAR(seconds({&Modules::moe}), 1.2 * none, 0.04 * none);
+  EXPECT_GT(seconds({&Modules::core_attn}), none);
+  EXPECT_LT(seconds({&Modules::core_attn}), 1.05 * none);
 }
 
 // 32 GB of gradients of 8B in fp32, read and written by each.
