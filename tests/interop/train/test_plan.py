@@ -1,5 +1,7 @@
 """`ferry plan`, and the settings that a run leaves to its plan."""
 import json
+import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -169,11 +171,28 @@ def test_auto_may_be_asked_for_by_name(world, tmp_path):
     assert "data.max_token_len_per_gpu=96" in chosen
 
 
-def test_the_table_of_large_models_is_what_the_program_plans(tmp_path):
+@pytest.fixture
+def published(tmp_path):
+    """A folder with the shapes of published models."""
     for model, config in json.loads((Path(__file__).parent / "published_models.json").read_text()).items():
         (tmp_path / model).mkdir()
         (tmp_path / model / "config.json").write_text(json.dumps(config))
-    done = subprocess.run([sys.executable, ROOT / "docs/examples/planning/tables.py", FERRY, tmp_path], stdout=subprocess.PIPE, text=True, check=True)
+    return tmp_path
+
+
+def test_the_examples_of_the_document_are_what_the_program_prints(published):
+    shutil.copy(ROOT / "docs/examples/planning/grpo.toml", published)
+    document = (ROOT / "docs/training/planning.md").read_text()
+    blocks = [block.partition("```")[0].splitlines() for block in document.split("```console\n")[1:]]
+    shown = [block for block in blocks if len(block) > 1 and not block[1].startswith("$")]
+    assert len(shown) == 2
+    for command, *expected in shown:
+        done = ferry(*shlex.split(command.removeprefix("$ ferry ")), cwd=published)
+        assert done.stdout.splitlines() == expected
+
+
+def test_the_table_of_large_models_is_what_the_program_plans(published):
+    done = subprocess.run([sys.executable, ROOT / "docs/examples/planning/tables.py", FERRY, published], stdout=subprocess.PIPE, text=True, check=True)
     table, commands = done.stdout.strip().split("\n\n")
     assert table.count("\n") == 8 and commands.count("\n$ ferry plan") == 7
     document = (ROOT / "docs/training/planning.md").read_text()
