@@ -36,10 +36,14 @@ std::vector<std::string> settings_of(const MeshSpace& space, const Mesh& mesh) {
   add(space.engine, "pipeline_model_parallel_size", mesh.pp);
   add(space.engine, "expert_model_parallel_size", mesh.ep);
   // Experts over ranks are whole.
-  add(space.engine, "expert_tensor_parallel_size",
-      mesh.ep > 1 && !space.fixed.contains(space.engine + ".expert_tensor_parallel_size") ? 1 : 0);
+  const auto add_etp = [&](const std::string& section, int ep) {
+    constexpr std::string_view kEtp = "expert_tensor_parallel_size";
+    if (ep > 1 && !space.fixed.contains(fmt::format("{}.{}", section, kEtp))) add(section, kEtp, 1);
+  };
+  add_etp(space.engine, mesh.ep);
   add(space.rollout, "tensor_model_parallel_size", mesh.rollout_tp);
   add(space.rollout, "expert_parallel_size", mesh.rollout_ep);
+  add_etp(space.rollout, mesh.rollout_ep);
   return settings;
 }
 

@@ -181,6 +181,7 @@ void list(ConfigTable& table, RolloutConfig& c) {
             "ranks that share each layer", at_least(1));
   table.add("expert_parallel_size", c.expert_parallel_size, "ranks that share the experts",
             at_least(1));
+  list_expert_tensor(table, c.expert_tensor_parallel_size);
   table.add_auto(
       "gpu_memory_utilization", c.gpu_memory_utilization,
       "share of a GPU's memory, free when generation starts, that it may fill; auto: what "
@@ -395,6 +396,7 @@ bool PpoConfig::takes_old_log_prob() const {
 models::ParallelConfig PpoConfig::rollout_parallel() const {
   return {.tensor_model_parallel_size = rollout.tensor_model_parallel_size,
           .expert_model_parallel_size = rollout.expert_parallel_size,
+          .expert_tensor_parallel_size = rollout.expert_tensor_parallel_size,
           .make_vocab_size_divisible_by = actor.megatron.parallel.make_vocab_size_divisible_by};
 }
 
@@ -403,7 +405,7 @@ bool PpoConfig::rollout_shares_memory() const {
   return actor.ranks == rollout.ranks &&
          p.tensor_model_parallel_size == rollout.tensor_model_parallel_size &&
          p.expert_model_parallel_size == rollout.expert_parallel_size &&
-         p.expert_tensor_parallel() == rollout.tensor_model_parallel_size &&
+         p.expert_tensor_parallel() == rollout_parallel().expert_tensor_parallel() &&
          p.pipeline_model_parallel_size == 1 && p.context_parallel_size == 1 &&
          !actor.megatron.uses_sequence_parallel();
 }

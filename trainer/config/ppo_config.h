@@ -135,7 +135,8 @@ struct RolloutConfig {  // actor_rollout_ref.rollout
   bool ignore_eos = false;
   int tensor_model_parallel_size = 1;
   int expert_parallel_size = 1;
-  std::optional<double> gpu_memory_utilization{};  // default: auto
+  std::optional<int> expert_tensor_parallel_size{};  // default: tensor_model_parallel_size
+  std::optional<double> gpu_memory_utilization{};    // default: auto
   // On the host, and of a replica on a GPU that a rank has.
   std::int64_t kv_cache_bytes = std::int64_t{1} << 30;
   int max_num_batched_tokens = 8192;
@@ -154,7 +155,15 @@ struct RolloutConfig {  // actor_rollout_ref.rollout
   bool operator==(const RolloutConfig&) const = default;
 
   // True if no rank has the whole model.
-  bool shares_model() const { return tensor_model_parallel_size * expert_parallel_size > 1; }
+  bool shares_model() const {
+    return tensor_model_parallel_size > 1 || expert_parallel_size > 1 ||
+           expert_tensor_parallel_size > 1;
+  }
+  // One process has the whole model.
+  void set_alone() {
+    tensor_model_parallel_size = expert_parallel_size = 1;
+    expert_tensor_parallel_size.reset();
+  }
   // True if tokens are left out of the draw.
   bool truncates() const { return top_k > 0 || top_p < 1; }
 };

@@ -1,5 +1,7 @@
 #include "trainer/config/run_sections.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -32,19 +34,45 @@ struct UsualLimit<Frequency> {
   }
 };
 
-int EngineConfig::data_parallel_size(int world_size, std::string_view section) const {
-  const auto& p = parallel;
-  const auto dense =
-      p.tensor_model_parallel_size * p.context_parallel_size * p.pipeline_model_parallel_size;
-  const auto experts =
-      p.expert_tensor_parallel() * p.expert_model_parallel_size * p.pipeline_model_parallel_size;
-  require(world_size % dense == 0, ErrorKind::kUsage,
-          "{}: {} ranks are no multiple of tp {} x cp {} x pp {}", section, world_size,
-          p.tensor_model_parallel_size, p.context_parallel_size, p.pipeline_model_parallel_size);
-  require(world_size % experts == 0, ErrorKind::kUsage,
-          "{}: {} ranks are no multiple of etp {} x ep {} x pp {}", section, world_size,
-          p.expert_tensor_parallel(), p.expert_model_parallel_size, p.pipeline_model_parallel_size);
-  return world_size / dense;
+int data_parallel_size(const models::ParallelConfig& parallel,
+                       int world_size,
+                       std::string_view section,
+                       std::string_view ep_key) {
+  struct Size {
+    std::string_view key{};
+    int size = 1;
+  };
+  // Throws unless the product of `sizes` divides the ranks.
+  const auto check = [&](const std::vector<Size>& sizes, const std::string& hint) {
+    int product = 1;
+    std::vector<std::string> words;
+    for (const auto& [key, size] : sizes) {
+      product *= size;
+      if (size > 1) words.push_back(fmt::format("{} {}", key, size));
+    }
+    if (world_size % product != 0)
+      throw Error(ErrorKind::kUsage,
+                  fmt::format("{}: {} ranks are no multiple of {}", section, world_size,
+                              fmt::join(words, " x ")),
+                  hint);
+    return world_size / product;
+  };
+  const Size stages{"pipeline_model_parallel_size", parallel.pipeline_model_parallel_size};
+  const auto dp = check({{"tensor_model_parallel_size", parallel.tensor_model_parallel_size},
+                         {"context_parallel_size", parallel.context_parallel_size},
+                         stages},
+                        "");
+  const auto of_whole_experts = parallel.expert_model_parallel_size * stages.size;
+  check({{"expert_tensor_parallel_size", parallel.expert_tensor_parallel()},
+         {ep_key, parallel.expert_model_parallel_size},
+         stages},
+        parallel.expert_tensor_parallel() > 1 && world_size % of_whole_experts == 0
+            ? fmt::format("{}.expert_tensor_parallel_size=1 leaves experts whole{}", section,
+                          parallel.expert_tensor_parallel_size
+                              ? ""
+                              : "; not set, it is tensor_model_parallel_size")
+            : "");
+  return dp;
 }
 
 models::Recompute EngineConfig::recompute() const {
@@ -72,6 +100,11 @@ void list_tokenizer(ConfigTable& table, ModelConfig& c) {
                  "a folder with tokenizer and chat template; empty: hf_config_path, or else path");
 }
 
+void list_expert_tensor(ConfigTable& table, std::optional<int>& size) {
+  table.add("expert_tensor_parallel_size", size,
+            "ranks that share each expert; not set: as tensor_model_parallel_size", at_least(1));
+}
+
 void list_mesh(ConfigTable& table, std::string section, std::string help, EngineConfig& c) {
   auto& p = c.parallel;
   table.section(std::move(section), std::move(help));
@@ -97,8 +130,7 @@ void list_mesh(ConfigTable& table, std::string section, std::string help, Engine
             at_least(1));
   table.add("expert_model_parallel_size", p.expert_model_parallel_size,
             "ranks that share the experts", at_least(1));
-  table.add("expert_tensor_parallel_size", p.expert_tensor_parallel_size,
-            "ranks that share each expert; not set: as tensor_model_parallel_size", at_least(1));
+  list_expert_tensor(table, p.expert_tensor_parallel_size);
   table.add("make_vocab_size_divisible_by", p.make_vocab_size_divisible_by,
             "the padded vocabulary is a multiple of this times tensor_model_parallel_size",
             at_least(1));

@@ -48,9 +48,15 @@ struct EngineConfig {
   bool uses_sequence_parallel() const {
     return sequence_parallel && parallel.tensor_model_parallel_size > 1;
   }
-  // Throws Error(kUsage) "<section>: ..." unless the mesh fills the world.
-  int data_parallel_size(int world_size, std::string_view section = "engine") const;
 };
+
+// Ranks that have the same part of a model. Throws Error(kUsage) "<section>: ...", with the keys of
+// the sizes, unless the mesh fills the world. `ep_key`: the section's key for the ranks that share
+// the experts.
+int data_parallel_size(const models::ParallelConfig& parallel,
+                       int world_size,
+                       std::string_view section = "engine",
+                       std::string_view ep_key = "expert_model_parallel_size");
 
 // Micro-batches are packed up to a number of tokens, or have a number of sequences.
 struct MicroBatchSize {
@@ -158,6 +164,7 @@ void list(ConfigTable& table, std::string section, TrainerConfig& c);
 void list(ConfigTable& table, std::string section, GlobalProfilerConfig& c);
 void list(ConfigTable& table, std::string section, ProfilerConfig& c);
 void list_model(ConfigTable& table, std::string section, std::string help, ModelConfig& c);
+void list_expert_tensor(ConfigTable& table, std::optional<int>& size);  // in the open section
 void list_mesh(ConfigTable& table, std::string section, std::string help, EngineConfig& c);
 
 // These go on in the open section: of the model that texts are for, and of an engine that has a

@@ -42,6 +42,7 @@ ModelOnRank rollout_model(const RunSetup& setup) {
 ModelOnRank replica_model(RunSetup setup) {
   auto& parallel = setup.rollout->parallel;
   parallel.tensor_model_parallel_size = parallel.expert_model_parallel_size = 1;
+  parallel.expert_tensor_parallel_size.reset();
   setup.rollout->ranks.resize(1);
   return rollout_model(setup);
 }

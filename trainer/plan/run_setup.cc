@@ -2,8 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <numeric>
 #include <string>
+#include <string_view>
 
 #include "distckpt/base/error.h"
 #include "distckpt/base/integers.h"
@@ -19,6 +21,44 @@ std::vector<int> ranks_of(const std::vector<int>& named, int world_size) {
   std::vector<int> all(static_cast<std::size_t>(world_size));
   std::iota(all.begin(), all.end(), 0);
   return all;
+}
+
+// The options of `ferry convert` in a text, "--num-layers-in-first-pipeline-stage", as keys of a
+// section.
+std::string with_keys(std::string_view text, const std::string& section) {
+  std::string result;
+  while (!text.empty()) {
+    const auto begin = text.find("--");
+    result += text.substr(0, begin);
+    if (begin == std::string_view::npos) break;
+    text.remove_prefix(begin + 2);
+    const auto size = std::min(text.find_first_not_of("abcdefghijklmnopqrstuvwxyz-"), text.size());
+    std::string key(text.substr(0, size));
+    std::ranges::replace(key, '-', '_');
+    result += fmt::format("{}.{}", section, key == "pp" ? "pipeline_model_parallel_size" : key);
+    text.remove_prefix(size);
+  }
+  return result;
+}
+
+// Throws Error(kUsage) in the words of a configuration unless the model can be split over a mesh
+// whose sizes are keys of a section.
+void check_mesh(const models::TransformerConfig& model,
+                const models::MeshShape& mesh,
+                const std::string& section) {
+  try {
+    models::check_fits(model, mesh);
+  } catch (const Error& error) {
+    Error said(error.kind(), with_keys(error.what(), section), with_keys(error.hint(), section));
+    throw said.add_context("planning " + section);
+  }
+}
+
+RolloutSetup checked(RolloutSetup rollout, const models::TransformerConfig& model) {
+  (void)data_parallel_size(rollout.parallel, static_cast<int>(rollout.ranks.size()),
+                           kRolloutSection, "expert_parallel_size");
+  check_mesh(model, rollout.mesh(), kRolloutSection);
+  return rollout;
 }
 
 // Throws unless an update can be cut into as many micro-batches as an interleaved pipeline has
@@ -49,9 +89,9 @@ void check_interleaved(const RoleSetup& role, const std::string& batch, std::int
 // Checks a role that has all its fields. `batch`: the settings that an update's sequences are the
 // product of, where the role trains.
 RoleSetup checked(RoleSetup role, const std::string& batch) {
-  const auto dp =
-      role.engine.data_parallel_size(static_cast<int>(role.ranks.size()), role.memory.engine);
-  models::check_fits(role.model, role.mesh());
+  const auto dp = data_parallel_size(role.engine.parallel, static_cast<int>(role.ranks.size()),
+                                     role.memory.engine);
+  check_mesh(role.model, role.mesh(), role.memory.engine);
   require(!role.trains || role.memory.batch_size % dp == 0, ErrorKind::kUsage,
           "{}: {} sequences of an update are no multiple of the {} data parallel ranks", batch,
           role.memory.batch_size, dp);
@@ -170,12 +210,14 @@ RunSetup setup_of(const PpoConfig& config,
                     config.critic.ppo_mini_batch_size ? "critic" : kActorSection, kRolloutSection));
   if (config.reward.enable)
     add(Role::kReward, models.reward, config.reward.megatron, config.reward.ranks, {});
-  setup.rollout = {.ranks = ranks_of(config.rollout.ranks, world_size),
-                   .parallel = config.rollout_parallel(),
-                   .settings = config.rollout,
-                   .shares_memory = config.rollout_shares_memory(),
-                   .computes_old_log_prob = !config.takes_old_log_prob() &&
-                                            !config.algorithm.rollout_correction.bypass_mode};
+  setup.rollout =
+      checked({.ranks = ranks_of(config.rollout.ranks, world_size),
+               .parallel = config.rollout_parallel(),
+               .settings = config.rollout,
+               .shares_memory = config.rollout_shares_memory(),
+               .computes_old_log_prob = !config.takes_old_log_prob() &&
+                                        !config.algorithm.rollout_correction.bypass_mode},
+              models.actor);
   return setup;
 }
 

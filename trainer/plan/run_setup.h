@@ -61,9 +61,9 @@ struct ModelsOfRun {
   models::TransformerConfig reward{};
 };
 
-// Throw Error(kUsage) for a mesh that does not fill its ranks, that the model cannot be split over,
-// among whose data parallel ranks an update's sequences cannot be shared out, or whose interleaved
-// pipeline they cannot fill.
+// Throw Error(kUsage), which names section and keys, for a mesh that does not fill its ranks, that
+// the model cannot be split over, among whose data parallel ranks an update's sequences cannot be
+// shared out, or whose interleaved pipeline they cannot fill.
 RunSetup setup_of(const SftConfig& config,
                   const models::TransformerConfig& model,
                   int world_size,

@@ -19,10 +19,10 @@ ReplicaGroup::ReplicaGroup(models::World& world,
   const bool is_first = mesh != nullptr && mesh->tp().rank() == 0;
   if (config.rollout.shares_model()) {
     if (is_first) {
-      auto parallel = config.rollout_parallel();
-      parallel.tensor_model_parallel_size = parallel.expert_model_parallel_size = 1;
-      first_ranks_ = std::make_unique<models::ParallelState>(world, parallel, "replicas",
-                                                             first_ranks(config, world.size()));
+      auto alone = config;
+      alone.rollout.set_alone();
+      first_ranks_ = std::make_unique<models::ParallelState>(
+          world, alone.rollout_parallel(), "replicas", first_ranks(config, world.size()));
       whole_ = rollout_model(config, origin, *first_ranks_);
     }
     gather_ = std::make_unique<models::Resharder>(

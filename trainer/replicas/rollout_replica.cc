@@ -93,7 +93,7 @@ void serve_rank(PacketSocket& socket, std::optional<int> gpu) {
   if (!hello) return;
   const std::chrono::milliseconds timeout(1000 * hello->at("timeout").get<std::int64_t>());
   auto config = load_ppo_config("ppo", hello->at("config").get<std::string>(), {});
-  config.rollout.tensor_model_parallel_size = config.rollout.expert_parallel_size = 1;
+  config.rollout.set_alone();
   config.rollout.gpu_memory_utilization = hello->at("gpu_memory_utilization").get<double>();
   auto options = world_options(config.trainer.run);
   require(options.device.is_cuda() || !gpu, ErrorKind::kUsage,

@@ -55,7 +55,7 @@ def test_a_shape_is_planned_without_weights(described):
     assert plan["step_seconds"] == pytest.approx(sum(plan["seconds"].values()))
 
 
-MESH = "actor_rollout_ref.actor.megatron"
+MESH, ROLLOUT = "actor_rollout_ref.actor.megatron", "actor_rollout_ref.rollout"
 TOO_LONG = ["actor_rollout_ref.actor.ppo_max_token_len_per_gpu=16384", f"{MESH}.recompute_granularity=none"]
 
 
@@ -189,6 +189,19 @@ def test_the_examples_of_the_document_are_what_the_program_prints(published):
     for command, *expected in shown:
         done = ferry(*shlex.split(command.removeprefix("$ ferry ")), cwd=published)
         assert done.stdout.splitlines() == expected
+
+
+def test_a_mixture_may_have_whole_experts_on_all_ranks_of_its_rollout(published):
+    """verl's layout: expert_parallel_size is tensor_model_parallel_size times the number of engines."""
+    shape = ["plan", ROOT / "docs/examples/planning/grpo.toml", "--ranks", "4", "--device", "B300",
+             f"actor_rollout_ref.model.path={published}/Qwen3-30B-A3B", f"{MESH}.expert_model_parallel_size=4",
+             f"{ROLLOUT}.tensor_model_parallel_size=2", f"{ROLLOUT}.expert_parallel_size=4"]
+    refused = ferry(*shape)
+    assert refused.returncode == 2
+    assert f"error: {ROLLOUT}: 4 ranks are no multiple of expert_tensor_parallel_size 2 x expert_parallel_size 4" in refused.stderr
+    setting = refused.stderr.partition("hint: ")[2].split()[0]
+    assert setting == f"{ROLLOUT}.expert_tensor_parallel_size=1"
+    assert ferry_json(*shape, setting)["fits"]
 
 
 def test_the_table_of_large_models_is_what_the_program_plans(published):

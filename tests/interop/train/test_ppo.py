@@ -68,6 +68,7 @@ MESHES = {  # name: (processes, settings)
 MESHES_OF_EXPERTS = {
     "ep2 to ep1": (2, {EP: 2}),
     "ep2 dp2 to tp2 ep2": (4, {EP: 2, ROLLOUT_TP: 2, ROLLOUT_EP: 2}),
+    "tp2 ep4 to tp2 ep4, whole experts": (4, {TP: 2, EP: 4, ETP: 1, ROLLOUT_TP: 2, ROLLOUT_EP: 4, f"{ROLLOUT}.expert_tensor_parallel_size": 1}),
     "pp2, etp2 to ep2": (4, {TP: 2, PP: 2, ETP: 2, ROLLOUT_EP: 2}),
 }
 # Kernels add in one order, forwards: gradients are sums over ranks, and their norm is not.

@@ -269,11 +269,12 @@ TEST(SftConfig, KnowsTheDataParallelSizeOfAWorld) {
   const auto config =
       load_sft({"engine.tensor_model_parallel_size=2", "engine.pipeline_model_parallel_size=2",
                 "engine.expert_model_parallel_size=4", "engine.expert_tensor_parallel_size=1"});
-  EXPECT_EQ(config.engine.data_parallel_size(16), 4);
-  EXPECT_TRUE(
-      fails(ErrorKind::kUsage, {"6 ranks", "tp 2"}, [&] { config.engine.data_parallel_size(6); }));
-  EXPECT_TRUE(
-      fails(ErrorKind::kUsage, {"4 ranks", "ep 4"}, [&] { config.engine.data_parallel_size(4); }));
+  const auto dp = [&](int ranks) { return data_parallel_size(config.engine.parallel, ranks); };
+  EXPECT_EQ(dp(16), 4);
+  EXPECT_TRUE(fails(ErrorKind::kUsage, {"engine: 6 ranks", "tensor_model_parallel_size 2"},
+                    [&] { dp(6); }));
+  EXPECT_TRUE(fails(ErrorKind::kUsage, {"engine: 4 ranks", "expert_model_parallel_size 4"},
+                    [&] { dp(4); }));
 }
 
 // docs/training/configuration.md ends with the reference; where a field changes, paste what this

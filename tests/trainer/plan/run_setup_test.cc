@@ -69,8 +69,62 @@ TEST(RunSetup, RefusesAMeshThatDoesNotFillItsRanks) {
   auto config = grpo();
   config.actor.megatron.parallel.tensor_model_parallel_size = 3;
   EXPECT_TRUE(fails(ErrorKind::kUsage,
-                    {"actor_rollout_ref.actor.megatron", "4 ranks are no multiple of tp 3"},
+                    {"actor_rollout_ref.actor.megatron: 4 ranks are no multiple of "
+                     "tensor_model_parallel_size 3"},
                     [&] { setup(config); }));
+}
+
+// verl's and vLLM's layout: the ranks that share the experts are those of all its replicas.
+TEST(RunSetup, GivesARolloutWholeExpertsOnAllOfItsRanks) {
+  auto config = grpo();
+  config.rollout.tensor_model_parallel_size = 2;
+  config.rollout.expert_parallel_size = 4;
+  const auto of_mixture = [&] {
+    return setup_of(config, {.actor = support::qwen3_30b_a3b()}, 4, kH200);
+  };
+  EXPECT_TRUE(fails(ErrorKind::kUsage,
+                    {"actor_rollout_ref.rollout: 4 ranks are no multiple of "
+                     "expert_tensor_parallel_size 2 x expert_parallel_size 4",
+                     "actor_rollout_ref.rollout.expert_tensor_parallel_size=1"},
+                    of_mixture));
+  config.rollout.expert_tensor_parallel_size = 1;
+  const auto mesh = of_mixture().rollout->mesh();
+  EXPECT_EQ(mesh.etp(), 1);
+  EXPECT_EQ(mesh.ep(), 4);
+  EXPECT_EQ(mesh.dp(), 2);
+  EXPECT_TRUE(fails(ErrorKind::kUsage,
+                    {"ep is 4, and the model has no experts", "planning actor_rollout_ref.rollout"},
+                    [&] { setup(config); }));
+}
+
+TEST(RunSetup, SharesTheMemoryOfAnActorWhoseExpertsAreSplitAlike) {
+  auto config = grpo();
+  auto& parallel = config.actor.megatron.parallel;
+  config.actor.megatron.sequence_parallel = false;
+  parallel.tensor_model_parallel_size = config.rollout.tensor_model_parallel_size = 2;
+  parallel.expert_model_parallel_size = config.rollout.expert_parallel_size = 2;
+  EXPECT_TRUE(config.rollout_shares_memory());
+  parallel.expert_tensor_parallel_size = 1;
+  EXPECT_FALSE(config.rollout_shares_memory());
+  config.rollout.expert_tensor_parallel_size = 1;
+  EXPECT_TRUE(config.rollout_shares_memory());
+}
+
+// The keys of the run, not the options of a conversion.
+TEST(RunSetup, NamesTheKeysThatCutAModelIntoStages) {
+  auto config = grpo();
+  auto& parallel = config.actor.megatron.parallel;
+  parallel.pipeline_model_parallel_size = 3;
+  const std::string section = "actor_rollout_ref.actor.megatron.";
+  EXPECT_TRUE(
+      fails(ErrorKind::kUsage,
+            {"32 of 32 layers", "choose another " + section + "pipeline_model_parallel_size",
+             section + "num_layers_in_first_pipeline_stage"},
+            [&] { setup(config, 3); }));
+  parallel.pipeline_model_parallel_layout = "Et|t|L";
+  EXPECT_TRUE(fails(ErrorKind::kUsage,
+                    {section + "pipeline_model_parallel_layout Et|t|L: has 2 layers"},
+                    [&] { setup(config, 3); }));
 }
 
 TEST(RunSetup, RefusesMiniBatchesThatDataParallelRanksCannotShare) {
