@@ -30,6 +30,13 @@ std::string in_words(const std::vector<int>& ranks) {
   return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", text);
 }
 
+std::string sharing_keys(std::string_view section, const models::TransformerConfig& model) {
+  const auto dense =
+      fmt::format("{0}.tensor_model_parallel_size, {0}.pipeline_model_parallel_size", section);
+  if (model.num_moe_experts == 0) return dense;
+  return fmt::format("{}.expert_model_parallel_size, {}", section, dense);
+}
+
 MemoryAdvice::MemoryAdvice(MemorySettings settings,
                            const EngineConfig& engine,
                            ModelOnRank model,
@@ -67,10 +74,9 @@ Buffer MemoryAdvice::of_model(const std::string& name,
           "masters and moments fit when {} data parallel ranks share them",
           ceil_div(memory_.optimizer * model_.mesh().dp() * model_.mesh().cp(), beside)));
     if (all > 0)
-      ways.push_back(
-          fmt::format("all of it fits when {} times as many ranks share the model "
-                      "({}.tensor_model_parallel_size, {}.pipeline_model_parallel_size)",
-                      ceil_div(memory_.total(), all), settings_.engine, settings_.engine));
+      ways.push_back(fmt::format("all of it fits when {} times as many ranks share the model ({})",
+                                 ceil_div(memory_.total(), all),
+                                 sharing_keys(settings_.engine, model_.config())));
     return fmt::format("this rank has {}, {} in all, and room for {}{}{}", list(),
                        in_words(memory_.total()), in_words(all), ways.empty() ? "" : ": ",
                        fmt::join(ways, "; or "));
@@ -113,8 +119,9 @@ std::string MemoryAdvice::ways(const BatchShape& batch,
   if (ways.empty())
     ways.push_back(fmt::format(
         "none of these alone: {} tokens do with recompute, and a sequence has {}; share the model "
-        "over more ranks, or each sequence ({}.context_parallel_size)",
-        fits(kForwardOnly), batch.longest_sequence, settings_.engine));
+        "over more ranks ({}), or each sequence ({}.context_parallel_size)",
+        fits(kForwardOnly), batch.longest_sequence, sharing_keys(settings_.engine, model_.config()),
+        settings_.engine));
   return fmt::format("beside {}, what would fit: {}", list(), fmt::join(ways, "; or "));
 }
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "trainer/config/run_sections.h"
@@ -17,6 +18,9 @@ namespace ferry::trainer {
 std::string in_words(std::int64_t bytes);
 // "rank 3", "ranks 0-2, 4".
 std::string in_words(const std::vector<int>& ranks);
+
+// The keys of a section that share a model out over more ranks, the one that does most first.
+std::string sharing_keys(std::string_view section, const models::TransformerConfig& model);
 
 // Memory that is being allocated.
 struct Buffer {

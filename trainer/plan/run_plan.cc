@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <map>
+#include <string_view>
 #include <utility>
 
 #include "distckpt/base/error.h"
@@ -203,17 +204,68 @@ std::int64_t state_bytes(const RolloutSetup& rollout, const ModelOnRank& model) 
                                     model.on_host());
 }
 
+// The bytes that a sequence needs of a rank's cache.
+std::int64_t sequence_bytes(const RunSetup& setup, const ModelOnRank& model) {
+  return state_bytes(*setup.rollout, model) +
+         setup.longest_sequence *
+             models::key_value_bytes(model.config(), model.mesh().tp(), model.layout());
+}
+
 // True if a rank generates, and its cache has no room for a sequence.
 bool starves(const RunSetup& setup,
              const RankGroup& group,
              const Phase& phase,
              const PhaseBytes& bytes) {
   if (phase.work != Work::kGenerate || !group.rollout) return false;
-  const auto& model = *group.rollout;
-  return bytes.kv_cache <
-         state_bytes(*setup.rollout, model) +
-             setup.longest_sequence *
-                 models::key_value_bytes(model.config(), model.mesh().tp(), model.layout());
+  return bytes.kv_cache < sequence_bytes(setup, *group.rollout);
+}
+
+// The offloads of a rank's roles that would make room in a phase, unless all of them together make
+// less than it lacks.
+std::vector<std::string> offload_ways(const RunSetup& setup,
+                                      const RankGroup& group,
+                                      const Phase& phase,
+                                      std::int64_t lacking) {
+  std::vector<std::string> ways;
+  std::int64_t room = 0;
+  const auto offer = [&](const std::string& section, std::string_view key, std::int64_t bytes) {
+    ways.push_back(fmt::format("{}.{}=true, for {}", section, key, in_words(bytes)));
+    room += bytes;
+  };
+  const bool generates = phase.work == Work::kGenerate || phase.work == Work::kReshard;
+  for (std::size_t i = 0; i < setup.roles.size(); ++i) {
+    if (!group.models[i]) continue;
+    const auto of = group.models[i]->memory(setup.roles[i].trains);
+    const auto& engine = setup.roles[i].engine;
+    const auto& section = setup.roles[i].memory.engine;
+    const bool actor = setup.roles[i].role == Role::kActor;
+    if (!engine.optimizer_offload.value_or(false) && of.optimizer > 0 && phase.work != Work::kStep)
+      offer(section, "optimizer_offload", of.optimizer);
+    if (setup.rollout && !engine.grad_offload.value_or(false) && of.gradients > 0 && generates)
+      offer(section, "grad_offload", of.gradients);
+    // The rollout computes with the parameters of an actor whose memory it shares.
+    const bool rests =
+        actor ? phase.work == Work::kGenerate && !setup.rollout->shares_memory : phase.role != i;
+    if (setup.rollout && !engine.param_offload.value_or(false) && rests)
+      offer(section, "param_offload", of.parameters);
+  }
+  return room < lacking ? std::vector<std::string>() : ways;
+}
+
+// The keys that share the model of a phase out over more ranks.
+std::string more_ranks(const RunSetup& setup, const Phase& phase) {
+  const auto& role = setup.roles[phase.role];
+  const auto of_role =
+      fmt::format("more ranks for the model ({})", sharing_keys(role.memory.engine, role.model));
+  if (phase.work != Work::kGenerate && phase.work != Work::kReshard) return of_role;
+  const auto of_rollout = fmt::format(
+      "{}{}.tensor_model_parallel_size",
+      role.model.num_moe_experts > 0 ? fmt::format("{}.expert_parallel_size, ", kRolloutSection)
+                                     : "",
+      kRolloutSection);
+  return setup.rollout->shares_memory
+             ? fmt::format("{}, and as many for the rollout ({})", of_role, of_rollout)
+             : fmt::format("more ranks for the rollout ({}); or {}", of_rollout, of_role);
 }
 
 // Says what is missing in a phase on ranks, and the settings that would do.
@@ -222,12 +274,12 @@ std::string misfit(const RunSetup& setup,
                    const Phase& phase,
                    const PhaseBytes& bytes,
                    std::int64_t memory) {
+  const bool hungry = starves(setup, group, phase, bytes);
   const auto what =
-      starves(setup, group, phase, bytes)
-          ? fmt::format("{} has {} for the cache on {}, and a sequence needs more", phase.name,
-                        in_words(bytes.kv_cache), in_words(group.ranks))
-          : fmt::format("{} needs {} on {}, of {}", phase.name, in_words(bytes.on_device()),
-                        in_words(group.ranks), in_words(memory));
+      hungry ? fmt::format("{} has {} for the cache on {}, and a sequence needs more", phase.name,
+                           in_words(bytes.kv_cache), in_words(group.ranks))
+             : fmt::format("{} needs {} on {}, of {}", phase.name, in_words(bytes.on_device()),
+                           in_words(group.ranks), in_words(memory));
   const auto& model = group.models[phase.role];
   const auto& role = setup.roles[phase.role];
   std::vector<std::string> ways;
@@ -237,29 +289,9 @@ std::string misfit(const RunSetup& setup,
     const bool forward_only = phase.work == Work::kForward;
     ways.push_back(advice.ways(advice.largest_batch(forward_only), forward_only, memory - resting));
   } else {
-    for (std::size_t i = 0; i < setup.roles.size(); ++i) {
-      if (!group.models[i]) continue;
-      const auto of = group.models[i]->memory(setup.roles[i].trains);
-      const auto& engine = setup.roles[i].engine;
-      const auto& section = setup.roles[i].memory.engine;
-      if (!engine.optimizer_offload.value_or(false) && of.optimizer > 0 &&
-          phase.work != Work::kStep)
-        ways.push_back(
-            fmt::format("{}.optimizer_offload=true, for {}", section, in_words(of.optimizer)));
-      if (setup.rollout && !engine.grad_offload.value_or(false) && of.gradients > 0 &&
-          (phase.work == Work::kGenerate || phase.work == Work::kReshard))
-        ways.push_back(
-            fmt::format("{}.grad_offload=true, for {}", section, in_words(of.gradients)));
-      if (setup.rollout && !engine.param_offload.value_or(false) && phase.role != i)
-        ways.push_back(
-            fmt::format("{}.param_offload=true, for {}", section, in_words(of.parameters)));
-    }
-    if (phase.work == Work::kGenerate || phase.work == Work::kReshard)
-      ways.push_back(kRolloutSection + ".tensor_model_parallel_size");
-    ways.push_back(
-        fmt::format("more ranks for the model ({0}.tensor_model_parallel_size, "
-                    "{0}.pipeline_model_parallel_size)",
-                    role.memory.engine));
+    const auto needed = hungry ? sequence_bytes(setup, *group.rollout) - bytes.kv_cache : 0;
+    ways = offload_ways(setup, group, phase, bytes.on_device() + needed - memory);
+    ways.push_back(more_ranks(setup, phase));
   }
   return fmt::format("{}: {}", what, fmt::join(ways, "; or "));
 }
