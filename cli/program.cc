@@ -161,7 +161,7 @@ void flush_stdout() {
   if (std::fflush(stdout) == 0) return;
   throw Error(ErrorKind::kIo,
               fmt::format("stdout: cannot be written: {}", std::generic_category().message(errno)),
-              "the command itself was done: a target that it names is published");
+              "the command was carried out, its answer alone is lost: a target is published");
 }
 
 int run(int argc,

@@ -227,7 +227,13 @@ def test_a_conversion_needs_no_standard_files(to, work):
 @pytest.mark.parametrize("options", [[], ["--json"]], ids=["text", "json"])
 def test_an_answer_that_cannot_be_written_is_trouble(options, work):
     done = shell("inspect", HF, *options, to=">/dev/full")
-    assert done.returncode == 2 and re.fullmatch(r"error: .*: No space left on device\n", done.stderr)
+    assert done.returncode == 2 and re.fullmatch(r"error: .*: No space left on device\n(hint: the command was carried out.*\n)?", done.stderr)
+
+
+def test_a_conversion_whose_report_cannot_be_written_says_that_it_is_published(work):
+    done = shell("convert", HF, work / "out", "--to", "hf", "-q", "--json", to=">/dev/full")
+    assert done.returncode == 2 and "hint: the command was carried out, its answer alone is lost: a target is published" in done.stderr
+    run_ok("verify", HF, work / "out")
 
 
 def test_a_delta_that_cannot_be_written_is_called_by_its_name(work):
