@@ -326,6 +326,9 @@ std::optional<StepInFlight> LLMEngine::launch(const StepInFlight* before) {
   if (!scheduler_.has_unfinished() && !shares_experts(model_)) return std::nullopt;
   const auto scheduled = scheduler_.schedule();
   if (scheduled.empty() && !shares_experts(model_)) return std::nullopt;
+  const auto now = std::chrono::steady_clock::now();
+  for (const auto& [sequence, num_new_tokens] : scheduled)
+    if (sequence->first_step == std::chrono::steady_clock::time_point()) sequence->first_step = now;
   StepInFlight step;
   const auto forget = [&] {  // the blocks of this step have not been written
     scheduler_.preempt_all();
@@ -343,9 +346,7 @@ std::optional<StepInFlight> LLMEngine::launch(const StepInFlight* before) {
     throw;
   }
   ++totals_.steps;
-  const auto now = std::chrono::steady_clock::now();
   for (const auto& [sequence, num_new_tokens] : scheduled) {
-    if (sequence->first_step == std::chrono::steady_clock::time_point()) sequence->first_step = now;
     if (sequence->num_computed_tokens == sequence->num_cached_tokens)
       totals_.cached_tokens += sequence->num_cached_tokens;
     totals_.prompt_tokens += std::clamp<std::int64_t>(

@@ -18,7 +18,7 @@ constexpr std::size_t kMostKeptOfOne = 64 * kMiB;   // without a text that uses 
 constexpr std::size_t kMostKeptBytes = 256 * kMiB;  // of all that are kept
 // The work of an automaton is about 0.1 microseconds. It may be some tenths of a second at first,
 // and then some milliseconds for each token.
-constexpr std::size_t kMostWork = 2'000'000;
+constexpr std::size_t kMostWork = 1'000'000;
 constexpr std::size_t kWorkOfAToken = 50'000;
 
 void set(std::span<std::uint8_t> bits, std::int64_t token) {

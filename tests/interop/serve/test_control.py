@@ -224,4 +224,5 @@ def test_metrics_have_vllms_names(server):
                  "num_preemptions_total", "request_success_total", "time_to_first_token_seconds_sum", "inter_token_latency_seconds_sum",
                  "request_queue_time_seconds_count", "request_prefill_time_seconds_count", "request_decode_time_seconds_count"):
         server.metric(f"vllm:{name}")
+    assert server.metric("vllm:request_prefill_time_seconds_sum") > 1e-4
     assert f'model_name="{NAME}"' in server.get("/metrics").decode()
