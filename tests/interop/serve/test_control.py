@@ -226,3 +226,9 @@ def test_metrics_have_vllms_names(server):
         server.metric(f"vllm:{name}")
     assert server.metric("vllm:request_prefill_time_seconds_sum") > 1e-4
     assert f'model_name="{NAME}"' in server.get("/metrics").decode()
+
+
+def test_usage_counts_the_tokens_that_the_prefix_cache_had(server):
+    usage = [server.complete([5 + i % 7 for i in range(200)], max_tokens=1)["usage"] for _ in range(2)]
+    assert [one["prompt_tokens"] for one in usage] == [200, 200]
+    assert usage[0]["prompt_tokens_details"]["cached_tokens"] < 64 <= usage[1]["prompt_tokens_details"]["cached_tokens"] < 200
