@@ -20,7 +20,6 @@
 #include "models/kernels/product/gemm.h"
 #include "models/kernels/product/linear.h"
 #include "models/kernels/rms_norm.h"
-#include "models/kernels/rms_norm_cuda.h"
 #include "models/spec/mesh_shape.h"
 #include "models/spec/products.h"
 #include "models/spec/sharding.h"
@@ -63,7 +62,7 @@ class Examiner {
               at::kFloat);
     norm();
     softmax();
-    attention();
+    for (const auto& shape : attention_shapes(config_)) attention(shape);
     if (config_.computes_vision() && options_.device.is_cpu()) attention_of_frame();
     if (config_.has_linear_attention() && options_.device.is_cpu()) delta_rule();
     for (const auto& shape : shapes)
@@ -164,15 +163,7 @@ class Examiner {
   }
 
   void norm() {
-    std::set<std::int64_t> widths{config_.hidden_size};
-    if (config_.qk_layernorm && !config_.multi_latent_attention) {
-      const auto heads = config_.qk_layernorm_full ? config_.num_attention_heads : 1;
-      widths.insert(heads * config_.kv_channels);
-      if (config_.qk_layernorm_full) widths.insert(config_.num_query_groups * config_.kv_channels);
-    }
-    if (config_.kv_lora_rank > 0) widths.insert(config_.kv_lora_rank);
-    if (config_.q_lora_rank > 0) widths.insert(config_.q_lora_rank);
-    for (const auto width : widths) {
+    for (const auto width : norm_widths(config_)) {
       const auto x = random({most_rows_, width});
       const auto weight = random({width});
       const auto all = ops_.rms_norm(x, weight);
@@ -197,13 +188,8 @@ class Examiner {
     report(fmt::format("log_softmax {}", width), "rows", differing);
   }
 
-  void attention() {
-    const auto heads = config_.num_attention_heads;
-    const bool latent = config_.multi_latent_attention;
-    const auto groups = latent ? heads : config_.num_query_groups;
-    const auto dim =
-        latent ? config_.qk_head_dim + config_.qk_pos_emb_head_dim : config_.kv_channels;
-    const auto value_dim = latent ? config_.v_head_dim : dim;
+  void attention(const AttentionShape& shape) {
+    const auto [heads, groups, dim, value_dim] = shape;
     const auto query = random({400, heads, dim});
     const auto key = random({400, groups, dim});
     const auto value = random({400, groups, value_dim});
@@ -418,15 +404,12 @@ NumericsOps bitwise_ops(at::Device device) {
   ops.head = [](const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
     return linear_head(x, weight, bias, Alignment::kBitwise);
   };
+  ops.rms_norm = [](const at::Tensor& x, const at::Tensor& weight) {
+    return rms_norm(x, weight, 1e-6);
+  };
   if (device.is_cuda()) {
-    ops.rms_norm = [](const at::Tensor& x, const at::Tensor& weight) {
-      return rms_norm_cuda(x, {}, weight, 1e-6).y;
-    };
     ops.attention = attention_cuda;
   } else {
-    ops.rms_norm = [](const at::Tensor& x, const at::Tensor& weight) {
-      return rms_norm(x, weight, 1e-6);
-    };
     ops.attention = attention;
     ops.attention_of_frame = [](const at::Tensor& query, const at::Tensor& key,
                                 const at::Tensor& value, Alignment alignment) {

@@ -79,6 +79,30 @@ class Collector {
   std::vector<GemmShape> shapes_;
 };
 
+// The sections of the vision tower and of all stages, in the order of the modules.
+std::vector<Section> all_sections(const TransformerConfig& config) {
+  auto sections = vision_sections(config);
+  const auto add = [&](const std::vector<Section>& more) {
+    sections.insert(sections.end(), more.begin(), more.end());
+  };
+  add({{.stage = Stage::kFirst, .table = &kEmbeddingSection}});
+  for (std::int64_t layer = 0; layer < config.num_layers; ++layer)
+    add(layer_sections(config, layer));
+  for (std::int64_t index = 0; index < config.mtp_num_layers; ++index)
+    add(prediction_sections(config, index));
+  add({{.stage = Stage::kLast, .table = &kHeadSection}});
+  return sections;
+}
+
+// True of a norm's weight that has no bias beside it, as those of LayerNorms have.
+bool is_rms_norm(const ParameterRow& row, const ParameterSection& section) {
+  if (row.columns != Extent::kNone ||
+      !(row.name.ends_with("norm.weight") || row.name.ends_with("norm_weight")))
+    return false;
+  const auto bias = fmt::format("{}bias", row.name.substr(0, row.name.size() - kWeight.size()));
+  return std::ranges::find(section.rows, bias, &ParameterRow::name) == section.rows.end();
+}
+
 }  // namespace
 
 std::string GemmShape::subject() const {
@@ -87,17 +111,50 @@ std::string GemmShape::subject() const {
 
 std::vector<GemmShape> gemm_shapes(const TransformerConfig& config) {
   Collector products(config);
-  const auto add = [&](const std::vector<Section>& sections) {
-    for (const auto& section : sections) products.add(section);
-  };
-  add(vision_sections(config));
-  products.add({.stage = Stage::kFirst, .table = &kEmbeddingSection});
-  for (std::int64_t layer = 0; layer < config.num_layers; ++layer)
-    add(layer_sections(config, layer));
-  for (std::int64_t index = 0; index < config.mtp_num_layers; ++index)
-    add(prediction_sections(config, index));
-  products.add({.stage = Stage::kLast, .table = &kHeadSection});
+  for (const auto& section : all_sections(config)) products.add(section);
   return std::move(products).shapes();
+}
+
+std::set<std::int64_t> norm_widths(const TransformerConfig& config) {
+  std::set<std::int64_t> widths;
+  for (const auto& section : all_sections(config)) {
+    for (const auto& parameter : parameters_of(section, config, /*experts=*/{})) {
+      const auto& row = *parameter.row;
+      if (!is_rms_norm(row, *section.table)) continue;
+      const bool mamba = row.rows == Extent::kMambaInner;
+      widths.insert(parameter.shape[0] / (mamba ? config.mamba_num_groups : 1));
+    }
+  }
+  return widths;
+}
+
+std::set<AttentionShape> attention_shapes(const TransformerConfig& config) {
+  std::set<AttentionShape> shapes;
+  const auto add = [&](const TransformerConfig& of) {
+    const auto heads = of.num_attention_heads;
+    if (of.multi_latent_attention) {
+      shapes.insert({.heads = heads,
+                     .groups = heads,
+                     .channels = of.qk_head_dim + of.qk_pos_emb_head_dim,
+                     .value_channels = of.v_head_dim});
+    } else {
+      shapes.insert({.heads = heads,
+                     .groups = of.num_query_groups,
+                     .channels = of.kv_channels,
+                     .value_channels = of.kv_channels});
+    }
+  };
+  for (std::int64_t layer = 0; layer < config.num_layers; ++layer) {
+    const bool attends = config.is_hybrid_model()
+                             ? config.hybrid_layer_pattern[static_cast<std::size_t>(layer)] == '*'
+                             : !config.is_linear_attention_layer(layer);
+    if (attends) add(config.of_layer(layer));
+  }
+  if (config.mtp_num_layers > 0 &&
+      (!config.is_hybrid_model() ||
+       config.mtp_hybrid_override_pattern.find('*') != std::string::npos))
+    add(config);
+  return shapes;
 }
 
 std::int64_t gathered_channels(const TransformerConfig& config, std::int64_t layer) {

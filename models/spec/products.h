@@ -1,9 +1,11 @@
-// The products of a model: which matrices of the table (parameter_table.h) its inputs are
-// multiplied with, in which shapes, and how ranks share them out (sharding.h).
+// The operations of a model and their shapes: which matrices of the table (parameter_table.h) its
+// inputs are multiplied with, how ranks share them out (sharding.h), its norms, its attention.
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -32,6 +34,22 @@ struct GemmShape {
 // The products of all stages and of the vision tower, in the order of the modules; layers of one
 // kind give them once. None with a vocabulary that is not known.
 std::vector<GemmShape> gemm_shapes(const TransformerConfig& config);
+
+// The channels over which the RMSNorms of all layers go. LayerNorms, which have a bias (towers,
+// indexers), are not among them.
+std::set<std::int64_t> norm_widths(const TransformerConfig& config);
+
+struct AttentionShape {
+  std::int64_t heads = 0;
+  std::int64_t groups = 0;    // heads of keys and values
+  std::int64_t channels = 0;  // of a query's and a key's head
+  std::int64_t value_channels = 0;
+
+  auto operator<=>(const AttentionShape&) const = default;  // NOLINT(modernize-use-nullptr)
+};
+
+// The shapes of attention in all layers, each once; none of delta nets and of towers.
+std::set<AttentionShape> attention_shapes(const TransformerConfig& config);
 
 // The channels of a token that tensor parallel ranks share in a decoder layer and gather in
 // kBitwise: the k of its products by rows, those of experts aside, whose rows go other ways.

@@ -213,5 +213,58 @@ TEST(Products, OfExpertsHaveNoBiasOfTheirOwn) {
   }
 }
 
+// Two kinds of attention, and norms of each layer's own embedding.
+TEST(Products, NormsAndAttentionAreThoseOfEachKindOfLayer) {
+  const auto gemma = models_of_all_families().at("hf_gemma4_text");
+  EXPECT_EQ(norm_widths(gemma), (std::set{gemma.hidden_size, gemma.kv_channels,
+                                          gemma.global_kv_channels, gemma.per_layer_embed_dim}));
+  EXPECT_NE(gemma.kv_channels, gemma.global_kv_channels);
+  EXPECT_EQ(attention_shapes(gemma),
+            (std::set<AttentionShape>{{gemma.num_attention_heads, gemma.num_query_groups,
+                                       gemma.kv_channels, gemma.kv_channels},
+                                      {gemma.num_attention_heads, gemma.num_global_query_groups,
+                                       gemma.global_kv_channels, gemma.global_kv_channels}}));
+}
+
+TEST(Products, NormsOfDeltaNetsAreOverTheirHeads) {
+  const auto config = models_of_all_families().at("hf_qwen3_next");
+  EXPECT_EQ(norm_widths(config),
+            (std::set{config.hidden_size, config.kv_channels, config.linear_value_head_dim}));
+}
+
+TEST(Products, NormsOfMambaAreOverTheGroupsOfAMixer) {
+  const auto config = models_of_all_families().at("hf_nemotron_h");
+  ASSERT_GT(config.mamba_num_groups, 1);
+  EXPECT_TRUE(norm_widths(config).contains(config.mamba_num_heads * config.mamba_head_dim /
+                                           config.mamba_num_groups));
+}
+
+TEST(Products, OfLatentAttentionHaveKeysAndValuesOfTwoSizes) {
+  const auto config = models_of_all_families().at("hf_deepseek_v3");
+  const auto heads = config.num_attention_heads;
+  EXPECT_EQ(norm_widths(config),
+            (std::set{config.hidden_size, config.q_lora_rank, config.kv_lora_rank}));
+  EXPECT_EQ(
+      attention_shapes(config),
+      (std::set<AttentionShape>{
+          {heads, heads, config.qk_head_dim + config.qk_pos_emb_head_dim, config.v_head_dim}}));
+}
+
+// LayerNorms, of a tower and of an indexer, have a bias and are other operations.
+TEST(Products, NormsWithABiasAreLeftOut) {
+  const auto seeing = models_of_all_families().at("hf_qwen3_vl");
+  EXPECT_FALSE(norm_widths(seeing).contains(seeing.vision->hidden_size));
+  const auto sparse = models_of_all_families().at("hf_glm_moe_dsa");
+  EXPECT_EQ(norm_widths(sparse),
+            (std::set{sparse.hidden_size, sparse.q_lora_rank, sparse.kv_lora_rank}));
+}
+
+TEST(Products, NormsAreOfEveryFamily) {
+  for (const auto& [name, config] : models_of_all_families()) {
+    EXPECT_TRUE(norm_widths(config).contains(config.hidden_size)) << name;
+    EXPECT_FALSE(attention_shapes(config).empty()) << name;
+  }
+}
+
 }  // namespace products_test
 }  // namespace ferry::models
