@@ -173,7 +173,7 @@ std::vector<std::string> expand_braces(std::string_view text) {
 const models::ParameterRow* row_of(const models::ParameterSection& section, const HfName& name) {
   const auto first = expand_braces(name.parameter).front();
   const auto found = std::ranges::find_if(section.rows, [&](const models::ParameterRow& row) {
-    return row.name == first && (name.when == models::When::kAlways || name.when == row.when);
+    return row.name == first && (name.when == models::when::kAlways || name.when == row.when);
   });
   return found == section.rows.end() ? nullptr : &*found;
 }

@@ -24,8 +24,8 @@ namespace ferry::converter {
 struct HfName {
   std::string_view parameter;
   std::string_view hf;
-  models::When when = models::When::kAlways;  // of the row, where two rows have one name
-  models::Extent groups = models::Extent::kOne;
+  models::When when = models::when::kAlways;  // of the row, where two rows have one name
+  models::Extent groups = models::extent::kOne;
   // Another `hf`, of checkpoints that have such a tensor: the parameter that holds all experts of a
   // layer in transformers 5, whose state_dict() names it so.
   std::string_view alternative{};
@@ -95,7 +95,7 @@ struct HfNames {
   std::string_view embedding() const { return first.front().hf; }
   // The name of the output layer, in a model whose ends are untied.
   std::string_view output_layer() const {
-    return std::ranges::find(last, models::When::kUntied, &HfName::when)->hf;
+    return std::ranges::find(last, models::when::kUntied, &HfName::when)->hf;
   }
 };
 
@@ -191,8 +191,8 @@ inline constexpr HfName kMlpNames[] = {
 };
 inline constexpr HfName kHeadNames[] = {
     {"decoder.final_layernorm.weight", "model.norm.weight"},
-    {"output_layer.weight", "lm_head.weight", models::When::kUntied},
-    {"output_layer.weight", "score.weight", models::When::kScore},
+    {"output_layer.weight", "lm_head.weight", models::when::kUntied},
+    {"output_layer.weight", "score.weight", models::when::kScore},
     {"output_layer.bias", "score.bias"},
 };
 // The names of Llama, all together.
@@ -209,8 +209,8 @@ inline constexpr HfName kSeeingEmbedding[] = {
 };
 inline constexpr HfName kSeeingHead[] = {
     {"decoder.final_layernorm.weight", "model.language_model.norm.weight"},
-    {"output_layer.weight", "lm_head.weight", models::When::kUntied},
-    {"output_layer.weight", "score.weight", models::When::kScore},
+    {"output_layer.weight", "lm_head.weight", models::when::kUntied},
+    {"output_layer.weight", "score.weight", models::when::kScore},
     {"output_layer.bias", "score.bias"},
 };
 inline constexpr std::string_view kVisual[] = {"model.visual."};
@@ -220,7 +220,7 @@ inline constexpr HfName kWrappedEmbedding[] = {
 };
 inline constexpr HfName kWrappedHead[] = {
     {"decoder.final_layernorm.weight", "language_model.model.norm.weight"},
-    {"output_layer.weight", "language_model.lm_head.weight", models::When::kUntied},
+    {"output_layer.weight", "language_model.lm_head.weight", models::when::kUntied},
 };
 inline constexpr ModuleName kWrappedModules[] = {
     {"language_model.model.", "model.language_model."},
@@ -317,8 +317,8 @@ inline constexpr PredictionCount kNextnPrediction{.keys = kNextnLayers};
 inline constexpr HfName kFullNormAttentionNames[] = {
     {"self_attention.linear_qkv.weight", "self_attn.{q,k,v}_proj.weight"},
     {"self_attention.linear_proj.weight", "self_attn.o_proj.weight"},
-    {"self_attention.q_layernorm.weight", "self_attn.q_norm.weight", models::When::kQkNormFull},
-    {"self_attention.k_layernorm.weight", "self_attn.k_norm.weight", models::When::kQkNormFull},
+    {"self_attention.q_layernorm.weight", "self_attn.q_norm.weight", models::when::kQkNormFull},
+    {"self_attention.k_layernorm.weight", "self_attn.k_norm.weight", models::when::kQkNormFull},
     {"self_attention.linear_qkv.layer_norm_weight", "input_layernorm.weight"},
 };
 // Mixtral's experts and their router.

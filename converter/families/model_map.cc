@@ -184,7 +184,7 @@ class Builder {
     std::size_t found = 0;
     const auto applies = [&](const Section& section, models::When when) {
       const auto sizes = models::layer_sizes(section, map_.config);
-      return models::applies(when, sizes ? *sizes : map_.config);
+      return when(sizes ? *sizes : map_.config);
     };
     for (const auto& name : names) {
       for (const auto& section : sections) {
@@ -264,7 +264,7 @@ class Builder {
     auto shape = tensors.front().shape;
     shape[0] = rows;
     const auto model = add_model(fmt::format("{}{}", hf, name.hf), shape);
-    const auto groups = models::size_of(name.groups, map_.config);
+    const auto groups = name.groups(map_.config);
     std::int64_t from = 0;
     for (std::int64_t group = 0; group < groups; ++group) {
       for (auto& tensor : tensors) {
@@ -395,7 +395,7 @@ class Builder {
     if (counts_only_) return;
     const bool stacked = !section.stacked.empty() && map_.config.is_homogeneous();
     for (const auto& row : section.table->extra_states) {
-      if (!models::applies(row.when, map_.config)) continue;
+      if (!row.when(map_.config)) continue;
       for (std::int64_t e = 0; e < (row.per_expert ? map_.config.num_moe_experts : 1); ++e) {
         MegatronObject state{
             .object = {.key = fmt::format("{}{}._extra_state",

@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string_view>
+#include <utility>
 
 namespace ferry::converter {
 namespace {
@@ -14,6 +16,7 @@ namespace {
 using models::ParameterSection;
 using models::TransformerConfig;
 using models::When;
+namespace when = models::when;
 
 // Takes the number that `text` begins with.
 std::optional<std::int64_t> number_at(std::string_view& text) {
@@ -65,54 +68,25 @@ std::optional<Match> find_name(const ParameterSection& section,
 
 // The setting that takes the rows with this condition away.
 std::string why_not(const Match& match, const TransformerConfig& config) {
+  static constexpr std::pair<When, std::string_view> kReasons[] = {
+      {when::kPerLayerInputs, "layers have no inputs of their own (hidden_size_per_layer_input)"},
+      {when::kLatentExperts, "experts are as wide as the layers (moe_latent_size)"},
+      {when::kQkvBias, "there are no such biases (attention_bias, mlp_bias, qkv_bias)"},
+      {when::kLinearBias, "there are no such biases (attention_bias, mlp_bias, qkv_bias)"},
+      {when::kUntied, "the model ends in another head (architectures)"},
+      {when::kScore, "the model ends in another head (architectures)"},
+      {when::kScoreBias, "the model ends in another head (architectures)"},
+      {when::kShared, "there are no shared experts (n_shared_experts)"},
+      {when::kExpertBias, "routers have no bias (topk_method)"},
+      {when::kQLora, "queries are projected at once (q_lora_rank is null)"},
+      {when::kQLoraNorm, "queries are projected at once (q_lora_rank is null)"},
+      {when::kNoQLora, "queries take a low-rank path (q_lora_rank is {})"},
+  };
   const auto* const row = row_of(*match.section, *match.name);
   if (row == nullptr) return {};
-  switch (row->when) {
-    case When::kAlways:
-    case When::kRouter:
-    case When::kFp32Router:
-    case When::kQkNorm:
-    case When::kQkNormFull:
-    case When::kSharedGate:
-    case When::kDense:
-    case When::kSparse:
-    case When::kIndexer:
-    case When::kLayerNorms:
-    case When::kLinearNorms:
-    case When::kSinks:
-    case When::kHybrid:
-    case When::kNotHybrid:
-    case When::kFusedNorms:
-    case When::kLocalNorms:
-    case When::kOwnKeys:
-    case When::kOwnValues:
-    case When::kKeyValues:
-    case When::kSharedValues:
-    case When::kBranches:
-      return {};
-    case When::kPerLayerInputs:
-      return "config.json says that layers have no inputs of their own "
-             "(hidden_size_per_layer_input)";
-    case When::kLatentExperts:
-      return "config.json says that experts are as wide as the layers (moe_latent_size)";
-    case When::kQkvBias:
-    case When::kLinearBias:
-      return "config.json says that there are no such biases (attention_bias, mlp_bias, qkv_bias)";
-    case When::kUntied:
-    case When::kScore:
-    case When::kScoreBias:
-      return "config.json says that the model ends in another head (architectures)";
-    case When::kShared:
-      return "config.json says that there are no shared experts (n_shared_experts)";
-    case When::kExpertBias:
-      return "config.json says that routers have no bias (topk_method)";
-    case When::kQLora:
-    case When::kQLoraNorm:
-      return "config.json says that queries are projected at once (q_lora_rank is null)";
-    case When::kNoQLora:
-      return fmt::format("config.json says that queries take a low-rank path (q_lora_rank is {})",
-                         config.q_lora_rank);
-  }
+  for (const auto& [when, reason] : kReasons)
+    if (when == row->when)
+      return "config.json says that " + fmt::format(fmt::runtime(reason), config.q_lora_rank);
   return {};
 }
 

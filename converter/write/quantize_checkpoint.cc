@@ -16,17 +16,17 @@ namespace ferry::converter {
 namespace {
 
 using distckpt::ModelTensor;
-using models::Extent;
+namespace extent = models::extent;
 using Method = Quantization::Method;
 using Kept = std::vector<std::optional<std::uint32_t>>;
 
 // A projection from many channels to many: not a router, a gate, an embedding or an output layer.
 bool is_linear(const MegatronTensor& tensor) {
-  constexpr std::array kNoRows{Extent::kVocab, Extent::kLabels,     Extent::kExperts,
-                               Extent::kOne,   Extent::kIndexHeads, Extent::kLinearHeads};
-  constexpr std::array kNoColumns{Extent::kNone, Extent::kTwiceHidden};
+  constexpr std::array kNoRows{extent::kVocab, extent::kLabels,     extent::kExperts,
+                               extent::kOne,   extent::kIndexHeads, extent::kLinearHeads};
+  constexpr std::array kNoColumns{extent::kNone, extent::kTwiceHidden};
   const auto& row = *tensor.row;
-  return row.depth == Extent::kNone && std::ranges::find(kNoRows, row.rows) == kNoRows.end() &&
+  return row.depth == extent::kNone && std::ranges::find(kNoRows, row.rows) == kNoRows.end() &&
          std::ranges::find(kNoColumns, row.columns) == kNoColumns.end();
 }
 

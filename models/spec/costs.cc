@@ -173,13 +173,13 @@ std::int64_t weights_of_layer(const TransformerConfig& config,
   std::int64_t weights = 0;
   for (const auto& section : layer_sections(config, layer)) {
     for (const auto& row : section.table->rows) {
-      if (!applies(row.when, config) || row.columns == Extent::kNone ||
-          (row.rows == Extent::kOne && !config.has_linear_attention()) ||
+      if (!row.when(config) || row.columns == extent::kNone ||
+          (row.rows == extent::kOne && !config.has_linear_attention()) ||
           (feed_forward && !row.name.starts_with("mlp.")))
         continue;
       const auto rows = merged_rows(row, config);
-      weights += std::accumulate(rows.begin(), rows.end(), std::int64_t{0}) *
-                 columns_of(row, config) * std::max<std::int64_t>(1, size_of(row.depth, config)) *
+      weights += std::accumulate(rows.begin(), rows.end(), std::int64_t{0}) * row.columns(config) *
+                 std::max<std::int64_t>(1, row.depth(config)) *
                  (row.per_expert ? config.moe_router_topk : 1);
     }
   }

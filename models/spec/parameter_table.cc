@@ -5,8 +5,8 @@ namespace {
 
 using enum Merge;
 using enum Split;
-using enum When;
-using E = Extent;
+using namespace when;
+namespace E = extent;
 
 // Columns: name, merge, split, rows, columns, when, registered, per_expert, fp32, depth,
 // keeps_dtype, less_one.
@@ -348,8 +348,8 @@ const ParameterSection kVisionMergerSection{.rows = kVisionMerger};
 const ParameterSection kVisionDeepstackSection{.rows = kVisionDeepstack};
 
 Role ParameterRow::role() const {
-  if (columns == Extent::kNone) return Role::kVector;
-  if (depth != Extent::kNone) return Role::kConvolution;
+  if (columns == extent::kNone) return Role::kVector;
+  if (depth != extent::kNone) return Role::kConvolution;
   return looked_up ? Role::kTable : Role::kProduct;
 }
 

@@ -29,97 +29,116 @@ enum class Split : std::uint8_t {
 };
 
 // The size of a dimension; with a merge, of one of the tensors that it merges.
-enum class Extent : std::uint8_t {
-  kNone,            // there is no such dimension
-  kHidden,          // hidden_size
-  kTwiceHidden,     // 2 * hidden_size
-  kFfn,             // ffn_hidden_size
-  kMoeFfn,          // moe_ffn_hidden_size
-  kSharedFfn,       // moe_shared_expert_intermediate_size
-  kExperts,         // num_moe_experts
-  kOne,             // 1
-  kHeads,           // num_attention_heads * kv_channels
-  kSinks,           // num_attention_heads
-  kGroups,          // with kQkvGroups: kHeads for q, twice that with gates, and num_query_groups *
-                    // kv_channels for k and v
-  kChannels,        // kv_channels
-  kKeyChannels,     // num_query_groups * kv_channels
-  kVocab,           // vocab_size; padded in Megatron
-  kLabels,          // num_labels
-  kQLora,           // q_lora_rank
-  kKvLora,          // kv_lora_rank
-  kKvLoraAndRope,   // kv_lora_rank + qk_pos_emb_head_dim
-  kQHeads,          // num_attention_heads * (qk_head_dim + qk_pos_emb_head_dim)
-  kKvHeads,         // num_attention_heads * (qk_head_dim + v_head_dim)
-  kVHeads,          // num_attention_heads * v_head_dim
-  kIndexHeads,      // dsa_indexer_n_heads
-  kIndexChannels,   // dsa_indexer_head_dim
-  kIndexQueries,    // dsa_indexer_n_heads * dsa_indexer_head_dim
-  kLinearKeys,      // of a delta net: linear_num_key_heads * linear_key_head_dim
-  kLinearValues,    // linear_num_value_heads * linear_value_head_dim
-  kLinearKeyHeads,  // linear_num_key_heads
-  kLinearHeads,     // linear_num_value_heads
-  kLinearChannels,  // linear_value_head_dim
-  kLinearKernel,    // linear_conv_kernel_dim
-  kMambaInner,      // mamba_num_heads * mamba_head_dim
-  kMambaStates,     // mamba_num_groups * mamba_state_dim
-  kMambaHeads,      // mamba_num_heads
-  kMoeLatent,       // moe_latent_size
-  kMoeHidden,       // of experts: moe_latent_size, or hidden_size where that is 0
-  kPerLayer,        // per_layer_embed_dim
-  kAllLayers,       // num_layers * per_layer_embed_dim
-  kPerLayerVocab,   // per_layer_embed_vocab_size, which is not padded
-  kVisionHidden,    // of a vision tower (VisionConfig): hidden_size
-  kVisionQkv,       // 3 * hidden_size
-  kVisionFfn,       // intermediate_size
-  kVisionChannels,  // in_channels
-  kVisionFrames,    // temporal_patch_size
-  kVisionPatch,     // patch_size
-  kVisionGrid,      // num_position_embeddings
-  kVisionMerged,    // hidden_size * spatial_merge_size^2
-  kVisionOut,       // out_hidden_size
-};
+using Extent = std::int64_t (*)(const TransformerConfig&);
 
-std::int64_t size_of(Extent extent, const TransformerConfig& config);  // 0 for kNone
+// clang-format off
+namespace extent {
 
-// The models that have a parameter.
-enum class When : std::uint8_t {
-  kAlways,
-  kQkvBias,
-  kLinearBias,
-  kQkNorm,      // of each head
-  kQkNormFull,  // of all heads together
-  kUntied,      // a language model whose output layer is not the embedding
-  kScore,       // a classification head
-  kScoreBias,   // one of tokens
-  kShared,      // shared experts
-  kSharedGate,  // shared experts that have a gate
-  kRouter,      // routers whose weight has the model's dtype
-  kFp32Router,  // and those whose weight is of fp32
-  kExpertBias,  // routers that have a bias
-  kSinks,       // a sink of each head in the softmax of attention
-  kQLora,       // queries through a low-rank path
-  kQLoraNorm,   // whose norm the projection up holds
-  kNoQLora,     // queries at once
-  kDense,    // latent attention to all keys: the projection up of keys and values holds their norm
-  kSparse,   // to those that an indexer chooses: the norms of the low-rank paths stand alone
-  kIndexer,  // by an indexer of the layer's own
-  kLayerNorms,      // PostNorm::kOfLayer
-  kLinearNorms,     // PostNorm::kOfLinear
-  kFusedNorms,      // norms that the linear layer behind them holds (pre_norm)
-  kLocalNorms,      // norms that stand alone (has_local_norms)
-  kOwnKeys,         // attention that projects keys (KeyValues)
-  kOwnValues,       // and values
-  kKeyValues,       // attention whose keys are its values
-  kSharedValues,    // attention to another layer's keys and values
-  kPerLayerInputs,  // an embedding for each layer
-  kBranches,        // experts beside a feed-forward, each with norms of its own
-  kLatentExperts,   // experts of a smaller width than the layers'
-  kHybrid,          // layers of one module each
-  kNotHybrid,
-};
+using Config = const TransformerConfig&;
 
-bool applies(When when, const TransformerConfig& config);
+inline constexpr Extent kNone =            [](Config) { return std::int64_t{0}; };  // there is no such dimension
+inline constexpr Extent kHidden =          [](Config c) { return c.hidden_size; };
+inline constexpr Extent kTwiceHidden =     [](Config c) { return 2 * c.hidden_size; };
+inline constexpr Extent kFfn =             [](Config c) { return c.ffn_hidden_size; };
+inline constexpr Extent kMoeFfn =          [](Config c) { return c.moe_ffn_hidden_size; };
+inline constexpr Extent kSharedFfn =       [](Config c) { return c.moe_shared_expert_intermediate_size; };
+inline constexpr Extent kExperts =         [](Config c) { return c.num_moe_experts; };
+inline constexpr Extent kOne =             [](Config) { return std::int64_t{1}; };
+inline constexpr Extent kHeads =           [](Config c) { return c.num_attention_heads * c.kv_channels; };
+inline constexpr Extent kSinks =           [](Config c) { return c.num_attention_heads; };
+inline constexpr Extent kGroups =          [](Config c) { return c.num_query_groups * c.kv_channels; };  // with kQkvGroups, of k and v; q has kHeads, twice that with gates
+inline constexpr Extent kChannels =        [](Config c) { return c.kv_channels; };
+inline constexpr Extent kKeyChannels =     [](Config c) { return c.num_query_groups * c.kv_channels; };
+inline constexpr Extent kVocab =           [](Config c) { return c.vocab_size; };  // padded in Megatron
+inline constexpr Extent kLabels =          [](Config c) { return c.num_labels; };
+inline constexpr Extent kQLora =           [](Config c) { return c.q_lora_rank; };
+inline constexpr Extent kKvLora =          [](Config c) { return c.kv_lora_rank; };
+inline constexpr Extent kKvLoraAndRope =   [](Config c) { return c.kv_lora_rank + c.qk_pos_emb_head_dim; };
+inline constexpr Extent kQHeads =          [](Config c) { return c.num_attention_heads * (c.qk_head_dim + c.qk_pos_emb_head_dim); };
+inline constexpr Extent kKvHeads =         [](Config c) { return c.num_attention_heads * (c.qk_head_dim + c.v_head_dim); };
+inline constexpr Extent kVHeads =          [](Config c) { return c.num_attention_heads * c.v_head_dim; };
+inline constexpr Extent kIndexHeads =      [](Config c) { return c.dsa_indexer_n_heads; };
+inline constexpr Extent kIndexChannels =   [](Config c) { return c.dsa_indexer_head_dim; };
+inline constexpr Extent kIndexQueries =    [](Config c) { return c.dsa_indexer_n_heads * c.dsa_indexer_head_dim; };
+
+// Delta nets; Mamba mixers have the kernel, too.
+inline constexpr Extent kLinearKeys =      [](Config c) { return c.linear_num_key_heads * c.linear_key_head_dim; };
+inline constexpr Extent kLinearValues =    [](Config c) { return c.linear_num_value_heads * c.linear_value_head_dim; };
+inline constexpr Extent kLinearKeyHeads =  [](Config c) { return c.linear_num_key_heads; };
+inline constexpr Extent kLinearHeads =     [](Config c) { return c.linear_num_value_heads; };
+inline constexpr Extent kLinearChannels =  [](Config c) { return c.linear_value_head_dim; };
+inline constexpr Extent kLinearKernel =    [](Config c) { return c.linear_conv_kernel_dim; };
+
+inline constexpr Extent kMambaInner =      [](Config c) { return c.mamba_num_heads * c.mamba_head_dim; };
+inline constexpr Extent kMambaStates =     [](Config c) { return c.mamba_num_groups * c.mamba_state_dim; };
+inline constexpr Extent kMambaHeads =      [](Config c) { return c.mamba_num_heads; };
+inline constexpr Extent kMoeLatent =       [](Config c) { return c.moe_latent_size; };
+inline constexpr Extent kMoeHidden =       [](Config c) { return c.moe_latent_size > 0 ? c.moe_latent_size : c.hidden_size; };
+inline constexpr Extent kPerLayer =        [](Config c) { return c.per_layer_embed_dim; };
+inline constexpr Extent kAllLayers =       [](Config c) { return c.num_layers * c.per_layer_embed_dim; };
+inline constexpr Extent kPerLayerVocab =   [](Config c) { return c.per_layer_embed_vocab_size; };  // which is not padded
+
+// Vision towers.
+inline constexpr Extent kVisionHidden =    [](Config c) { return c.vision ? c.vision->hidden_size : 0; };
+inline constexpr Extent kVisionQkv =       [](Config c) { return c.vision ? 3 * c.vision->hidden_size : 0; };
+inline constexpr Extent kVisionFfn =       [](Config c) { return c.vision ? c.vision->intermediate_size : 0; };
+inline constexpr Extent kVisionChannels =  [](Config c) { return c.vision ? c.vision->in_channels : 0; };
+inline constexpr Extent kVisionFrames =    [](Config c) { return c.vision ? c.vision->temporal_patch_size : 0; };
+inline constexpr Extent kVisionPatch =     [](Config c) { return c.vision ? c.vision->patch_size : 0; };
+inline constexpr Extent kVisionGrid =      [](Config c) { return c.vision ? c.vision->num_position_embeddings : 0; };
+inline constexpr Extent kVisionMerged =    [](Config c) { return c.vision ? c.vision->merged_size() : 0; };
+inline constexpr Extent kVisionOut =       [](Config c) { return c.vision ? c.vision->out_hidden_size : 0; };
+
+}  // namespace extent
+// clang-format on
+
+// True of the models that have a parameter.
+using When = bool (*)(const TransformerConfig&);
+
+// clang-format off
+namespace when {
+
+using Config = const TransformerConfig&;
+
+inline constexpr When kAlways =         [](Config) { return true; };
+inline constexpr When kQkvBias =        [](Config c) { return c.has_qkv_bias(); };
+inline constexpr When kLinearBias =     [](Config c) { return c.add_bias_linear; };
+inline constexpr When kQkNorm =         [](Config c) { return c.qk_layernorm && !c.qk_layernorm_full; };  // of each head
+inline constexpr When kQkNormFull =     [](Config c) { return c.qk_layernorm_full; };  // of all heads together
+// The output layer is not the embedding.
+inline constexpr When kUntied =         [](Config c) { return c.head == Head::kLanguageModel && c.untie_embeddings_and_output_weights; };
+inline constexpr When kScore =          [](Config c) { return c.head != Head::kLanguageModel; };  // a classification head
+inline constexpr When kScoreBias =      [](Config c) { return c.head == Head::kTokenClassification; };  // one of tokens
+inline constexpr When kShared =         [](Config c) { return c.moe_shared_expert_intermediate_size > 0; };  // shared experts
+inline constexpr When kSharedGate =     [](Config c) { return c.moe_shared_expert_gate; };
+inline constexpr When kRouter =         [](Config c) { return !c.traits.moe_router_parameter_in_fp32; };  // whose weight has the model's dtype
+inline constexpr When kFp32Router =     [](Config c) { return c.traits.moe_router_parameter_in_fp32; };
+inline constexpr When kExpertBias =     [](Config c) { return c.moe_router_enable_expert_bias; };
+inline constexpr When kSinks =          [](Config c) { return c.softmax_offset; };  // a sink of each head in the softmax of attention
+inline constexpr When kQLora =          [](Config c) { return c.q_lora_rank > 0; };  // queries through a low-rank path
+inline constexpr When kQLoraNorm =      [](Config c) { return c.q_lora_rank > 0 && !c.is_sparse(); };  // a low-rank path whose norm the projection up holds
+inline constexpr When kNoQLora =        [](Config c) { return c.q_lora_rank == 0; };  // queries at once
+inline constexpr When kDense =          [](Config c) { return !c.is_sparse(); };  // latent attention to all keys: the projection up of keys and values holds their norm
+// Latent attention to keys that an indexer chooses: the norms of the low-rank paths stand alone.
+inline constexpr When kSparse =         [](Config c) { return c.is_sparse(); };
+inline constexpr When kIndexer =        [](Config c) { return c.is_sparse() && !c.takes_over_keys; };  // by an indexer of the layer's own
+inline constexpr When kLayerNorms =     [](Config c) { return c.post_norm == PostNorm::kOfLayer; };
+inline constexpr When kLinearNorms =    [](Config c) { return c.post_norm == PostNorm::kOfLinear; };
+inline constexpr When kFusedNorms =     [](Config c) { return c.pre_norm && !c.has_local_norms(); };  // norms that the linear layer behind them holds
+inline constexpr When kLocalNorms =     [](Config c) { return c.has_local_norms(); };  // norms that stand alone
+inline constexpr When kOwnKeys =        [](Config c) { return c.key_values != KeyValues::kShared; };  // attention that projects keys
+inline constexpr When kOwnValues =      [](Config c) { return c.key_values == KeyValues::kProjected; };  // and projects values
+inline constexpr When kKeyValues =      [](Config c) { return c.key_values == KeyValues::kKeys; };  // attention whose keys are its values
+inline constexpr When kSharedValues =   [](Config c) { return c.key_values == KeyValues::kShared; };  // attention to another layer's keys and values
+inline constexpr When kPerLayerInputs = [](Config c) { return c.per_layer_embed_dim > 0; };  // an embedding for each layer
+// Experts beside a feed-forward, each with norms of its own.
+inline constexpr When kBranches =       [](Config c) { return c.has_global_attention() && c.num_moe_experts > 0; };
+inline constexpr When kLatentExperts =  [](Config c) { return c.moe_latent_size > 0; };  // experts of a smaller width than the layers'
+inline constexpr When kHybrid =         [](Config c) { return c.is_hybrid_model(); };  // layers of one module each
+inline constexpr When kNotHybrid =      [](Config c) { return !c.is_hybrid_model(); };
+
+}  // namespace when
+// clang-format on
 
 // The part of a parameter in what a model computes.
 enum class Role : std::uint8_t {
@@ -133,9 +152,9 @@ struct ParameterRow {
   std::string_view name;  // below the prefix of its layer; whole outside of layers
   Merge merge = Merge::kCopy;
   Split split = Split::kNone;
-  Extent rows = Extent::kHidden;
-  Extent columns = Extent::kNone;
-  When when = When::kAlways;
+  Extent rows = extent::kHidden;
+  Extent columns = extent::kNone;
+  When when = when::kAlways;
   // Its place among the parameters of a layer in the order in which Megatron-Core's modules
   // register them, which is that of an optimizer's buckets: TransformerLayer, (MLA)SelfAttention,
   // MLP, MoELayer, MultiTokenPredictionLayer. A linear layer of Transformer Engine registers its
@@ -143,11 +162,11 @@ struct ParameterRow {
   int registered = 0;
   bool per_expert = false;        // one for each expert; such rows stand beside each other
   bool fp32 = false;              // whatever the model's dtype; kept by the router, not trained
-  Extent depth = Extent::kNone;   // the third dimension
+  Extent depth = extent::kNone;   // the third dimension
   bool keeps_dtype = false;       // where the dtype of the others is changed
   bool less_one = false;          // holds the weight less one, where Hugging Face holds the weight
-  Extent height = Extent::kNone;  // the fourth dimension
-  Extent width = Extent::kNone;   // the fifth
+  Extent height = extent::kNone;  // the fourth dimension
+  Extent width = extent::kNone;   // the fifth
   bool looked_up = false;         // of Role::kTable
   bool trained_in_fp32 = false;   // whatever the model's dtype
 
@@ -156,8 +175,6 @@ struct ParameterRow {
 
 // The rows of the tensors that a row merges, in their order: q, k and v; gate and up; or all.
 std::vector<std::int64_t> merged_rows(const ParameterRow& row, const TransformerConfig& config);
-// The second dimension; 0 where there is none.
-std::int64_t columns_of(const ParameterRow& row, const TransformerConfig& config);
 
 // Another name that a parameter may have in a checkpoint: local layer specifications name some
 // norms after the module that follows them.
@@ -169,7 +186,7 @@ struct OtherName {
 // A module that keeps an `_extra_state` in checkpoints of Transformer Engine models.
 struct ExtraStateRow {
   std::string_view module;
-  When when = When::kAlways;
+  When when = when::kAlways;
   bool per_expert = false;
 };
 

@@ -40,7 +40,7 @@ class Collector {
       const bool tower = parameter.key.starts_with(kVisionModel);
       if (row.role() == Role::kProduct)
         add(section, parameter,
-            row.when == When::kScore ? "score"
+            row.when == when::kScore ? "score"
             : tower                  ? std::string(module_of(parameter.key))
                                      : short_name(row.name));
       if (parameter.key == kEmbeddingKey && config_.is_tied())
@@ -62,7 +62,7 @@ class Collector {
     const auto bias = fmt::format("{}.bias", module_of(parameter.row->name));
     const bool has_bias =
         !parameter.expert && std::ranges::any_of(section.table->rows, [&](const ParameterRow& row) {
-          return row.name == bias && applies(row.when, config_);
+          return row.name == bias && row.when(config_);
         });
     shapes_.push_back({.name = std::move(name),
                        .n = n,
@@ -96,7 +96,7 @@ std::vector<Section> all_sections(const TransformerConfig& config) {
 
 // True of a norm's weight that has no bias beside it, as those of LayerNorms have.
 bool is_rms_norm(const ParameterRow& row, const ParameterSection& section) {
-  if (row.columns != Extent::kNone ||
+  if (row.columns != extent::kNone ||
       !(row.name.ends_with("norm.weight") || row.name.ends_with("norm_weight")))
     return false;
   const auto bias = fmt::format("{}bias", row.name.substr(0, row.name.size() - kWeight.size()));
@@ -121,7 +121,7 @@ std::set<std::int64_t> norm_widths(const TransformerConfig& config) {
     for (const auto& parameter : parameters_of(section, config, /*experts=*/{})) {
       const auto& row = *parameter.row;
       if (!is_rms_norm(row, *section.table)) continue;
-      const bool mamba = row.rows == Extent::kMambaInner;
+      const bool mamba = row.rows == extent::kMambaInner;
       widths.insert(parameter.shape[0] / (mamba ? config.mamba_num_groups : 1));
     }
   }

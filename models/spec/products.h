@@ -28,7 +28,7 @@ struct GemmShape {
 
   std::string subject() const;  // "linear_fc2 1536x8960"
   // True of the scores of a classification head.
-  bool is_score() const { return row != nullptr && row->when == When::kScore; }
+  bool is_score() const { return row != nullptr && row->when == when::kScore; }
 };
 
 // The products of all stages and of the vision tower, in the order of the modules; layers of one

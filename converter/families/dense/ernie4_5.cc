@@ -9,7 +9,7 @@ using models::TransformerConfig;
 
 constexpr HfName kErnieMoeNames[] = {
     {"pre_mlp_layernorm.weight", "post_attention_layernorm.weight"},
-    {"mlp.router.weight", "mlp.gate.weight", models::When::kFp32Router},
+    {"mlp.router.weight", "mlp.gate.weight", models::when::kFp32Router},
     {.parameter = "mlp.router.expert_bias",
      .hf = "mlp.moe_statics.e_score_correction_bias",
      .as_row = true},

@@ -20,7 +20,7 @@ namespace {
 
 using models::RopeType;
 using models::TransformerConfig;
-using models::When;
+namespace when = models::when;
 
 constexpr std::string_view kGlobalAttention = "full_attention";
 
@@ -79,35 +79,35 @@ constexpr HfNames kSeeingGemmaNames{
 };
 
 constexpr HfName kGemma4Attention[] = {
-    {"self_attention_sliding.linear_qkv.weight", "self_attn.{q,k,v}_proj.weight", When::kOwnValues},
+    {"self_attention_sliding.linear_qkv.weight", "self_attn.{q,k,v}_proj.weight", when::kOwnValues},
     {.parameter = "self_attention_sliding.linear_qkv.weight",
      .hf = "self_attn.q_proj.weight",
-     .when = When::kSharedValues,
+     .when = when::kSharedValues,
      .alternative = "self_attn.{q,k,v}_proj.weight",  // files of the hub may hold them unused
      .rest_unused = true},
     {"self_attention_sliding.linear_proj.weight", "self_attn.o_proj.weight"},
     {"self_attention_sliding.q_layernorm.weight", "self_attn.q_norm.weight"},
-    {"self_attention_sliding.k_layernorm.weight", "self_attn.k_norm.weight", When::kOwnKeys},
+    {"self_attention_sliding.k_layernorm.weight", "self_attn.k_norm.weight", when::kOwnKeys},
     {.parameter = "self_attention_sliding.k_layernorm.weight",
      .hf = "self_attn.q_norm.weight",
-     .when = When::kSharedValues,
+     .when = when::kSharedValues,
      .alternative = "self_attn.k_norm.weight",
      .rest_unused = true},
     {"self_attention_sliding.linear_qkv.layer_norm_weight", "input_layernorm.weight"},
     {"self_attention_sliding.linear_proj.post_layernorm.weight", "post_attention_layernorm.weight"},
-    {"self_attention_global.linear_qkv.weight", "self_attn.{q,k,v}_proj.weight", When::kOwnValues},
-    {"self_attention_global.linear_qkv.weight", "self_attn.{q,k,k}_proj.weight", When::kKeyValues},
+    {"self_attention_global.linear_qkv.weight", "self_attn.{q,k,v}_proj.weight", when::kOwnValues},
+    {"self_attention_global.linear_qkv.weight", "self_attn.{q,k,k}_proj.weight", when::kKeyValues},
     {.parameter = "self_attention_global.linear_qkv.weight",
      .hf = "self_attn.q_proj.weight",
-     .when = When::kSharedValues,
+     .when = when::kSharedValues,
      .alternative = "self_attn.{q,k,v}_proj.weight",
      .rest_unused = true},
     {"self_attention_global.linear_proj.weight", "self_attn.o_proj.weight"},
     {"self_attention_global.q_layernorm.weight", "self_attn.q_norm.weight"},
-    {"self_attention_global.k_layernorm.weight", "self_attn.k_norm.weight", When::kOwnKeys},
+    {"self_attention_global.k_layernorm.weight", "self_attn.k_norm.weight", when::kOwnKeys},
     {.parameter = "self_attention_global.k_layernorm.weight",
      .hf = "self_attn.q_norm.weight",
-     .when = When::kSharedValues,
+     .when = when::kSharedValues,
      .alternative = "self_attn.k_norm.weight",
      .rest_unused = true},
     {"self_attention_global.linear_qkv.layer_norm_weight", "input_layernorm.weight"},
@@ -117,8 +117,8 @@ constexpr HfName kGemma4Attention[] = {
     {"per_layer_input_gate.weight", "per_layer_input_gate.weight"},
     {"per_layer_projection.weight", "per_layer_projection.weight"},
     {"post_per_layer_input_norm.weight", "post_per_layer_input_norm.weight"},
-    {"layer_scalar", "layer_scalar", When::kFusedNorms},
-    {"layer_scalar", "layer_scalar", When::kLocalNorms},  // in fp32
+    {"layer_scalar", "layer_scalar", when::kFusedNorms},
+    {"layer_scalar", "layer_scalar", when::kLocalNorms},  // in fp32
 };
 
 constexpr HfName kGemma4Mlp[] = {

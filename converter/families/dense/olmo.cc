@@ -10,8 +10,8 @@ using models::TransformerConfig;
 constexpr HfName kOlmoAttentionNames[] = {
     {"self_attention.linear_qkv.weight", "self_attn.{q,k,v}_proj.weight"},
     {"self_attention.linear_proj.weight", "self_attn.o_proj.weight"},
-    {"self_attention.q_layernorm.weight", "self_attn.q_norm.weight", models::When::kQkNormFull},
-    {"self_attention.k_layernorm.weight", "self_attn.k_norm.weight", models::When::kQkNormFull},
+    {"self_attention.q_layernorm.weight", "self_attn.q_norm.weight", models::when::kQkNormFull},
+    {"self_attention.k_layernorm.weight", "self_attn.k_norm.weight", models::when::kQkNormFull},
     {"post_self_attn_layernorm.weight", "post_attention_layernorm.weight"},
 };
 

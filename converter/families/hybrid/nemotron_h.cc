@@ -58,7 +58,7 @@ constexpr HfName kNemotronMoe[] = {
 };
 constexpr HfName kNemotronHead[] = {
     {"decoder.final_norm.weight", "backbone.norm_f.weight"},
-    {"output_layer.weight", "lm_head.weight", models::When::kUntied},
+    {"output_layer.weight", "lm_head.weight", models::when::kUntied},
 };
 constexpr HfName kNemotronPrediction[] = {
     {"enorm.weight", "enorm.weight"},

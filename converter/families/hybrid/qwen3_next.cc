@@ -7,15 +7,15 @@
 namespace ferry::converter {
 namespace {
 
-using models::Extent;
 using models::TransformerConfig;
-using models::When;
+namespace extent = models::extent;
+namespace when = models::when;
 
 constexpr HfName kNextDeltaNet[] = {
     {"self_attention.in_proj.weight.{query,key,value,z}", "linear_attn.in_proj_qkvz.weight",
-     When::kAlways, Extent::kLinearKeyHeads},
-    {"self_attention.in_proj.weight.{beta,alpha}", "linear_attn.in_proj_ba.weight", When::kAlways,
-     Extent::kLinearKeyHeads},
+     when::kAlways, extent::kLinearKeyHeads},
+    {"self_attention.in_proj.weight.{beta,alpha}", "linear_attn.in_proj_ba.weight", when::kAlways,
+     extent::kLinearKeyHeads},
     {"self_attention.conv1d.weight.{query,key,value}", "linear_attn.conv1d.weight"},
     {"self_attention.dt_bias", "linear_attn.dt_bias"},
     {"self_attention.A_log", "linear_attn.A_log"},

@@ -245,7 +245,7 @@ TEST(ParameterTable, RegistersEachParameterOfALayerAtAPlaceOfItsOwn) {
     std::set<int> places;
     for (const auto& section : layer_sections(config, 1)) {
       for (const auto& row : section.table->rows) {
-        if (!applies(row.when, config) || row.fp32) continue;
+        if (!row.when(config) || row.fp32) continue;
         EXPECT_TRUE(places.insert(row.registered).second) << row.name;
       }
     }
