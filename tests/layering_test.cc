@@ -244,27 +244,12 @@ TEST(Layering, NothingOutsideTestsIncludesATest) {
 
 constexpr std::size_t kLongestFile = 500;
 
-// The files that are longer, and why they are not two.
-const std::map<std::string, std::string> kLongFiles{
-    {"rollout/text/unicode/unicode_data.cc",
-     "tables, which tests/interop/rollout/make_unicode_tables.py writes"},
-};
-
-TEST(Layering, NoFileIsLongWithoutAReason) {
-  std::set<std::string> long_files;
+TEST(Layering, NoFileIsLong) {
   for (const auto& folder : kTopFolders) {
     for (const auto& path : files_of(folder)) {
       if (!is_source(path) && path.extension() != ".py") continue;
-      const auto name = fs::relative(path, source_root()).generic_string();
-      const auto count = lines_of(path).size();
-      if (count <= kLongestFile) continue;
-      long_files.insert(name);
-      EXPECT_TRUE(kLongFiles.contains(name)) << name << " has " << count << " lines";
+      EXPECT_LE(lines_of(path).size(), kLongestFile) << fs::relative(path, source_root());
     }
-  }
-  for (const auto& [name, reason] : kLongFiles) {
-    EXPECT_TRUE(long_files.contains(name)) << name << " is short now: take it off the list";
-    EXPECT_FALSE(reason.empty());
   }
 }
 

@@ -36,7 +36,7 @@ struct Forms {
       for (auto c = range.first; c <= range.last; ++c) combining.emplace(c, combining_class);
       marks.push_back(range);
     }
-    const auto decompositions = parse_mappings(unicode_data::kCanonical);
+    const auto decompositions = parse_mappings(unicode_data::table("Canonical"));
     canonical = mapping_of(decompositions);
     for (const auto& [c, parts, composes] : decompositions) {
       split.push_back({c, c});
@@ -44,7 +44,7 @@ struct Forms {
       const auto joins = composes ? parts[1] : c;
       seconds.push_back({joins, joins});
     }
-    compatibility = mapping_of(parse_mappings(unicode_data::kCompatibility));
+    compatibility = mapping_of(parse_mappings(unicode_data::table("Compatibility")));
     for (const auto& [c, parts] : compatibility) compatible.push_back({c, c});
     const auto united = [&](std::initializer_list<const std::vector<CodePointRange>*> all) {
       auto ranges = marks;
@@ -188,7 +188,7 @@ std::string normalize(std::string_view text, NormalForm form) {
 }
 
 std::string lowercase(std::string_view text) {
-  static const auto lower = mapping_of(parse_mappings(unicode_data::kLowercase));
+  static const auto lower = mapping_of(parse_mappings(unicode_data::table("Lowercase")));
   std::string written;
   written.reserve(text.size());
   for (std::size_t at = 0; at < text.size();) {
@@ -207,7 +207,7 @@ std::string lowercase(std::string_view text) {
 std::string uppercase(std::string_view text) {
   static const auto upper = [] {
     std::unordered_map<char32_t, char32_t> found;
-    for (const auto& [c, lower, composes] : parse_mappings(unicode_data::kLowercase)) {
+    for (const auto& [c, lower, composes] : parse_mappings(unicode_data::table("Lowercase"))) {
       if (lower.size() == 1) found.try_emplace(lower[0], c);
     }
     found[0x131] = 'I';

@@ -176,7 +176,7 @@ const CodePointSet* CodePointSet::named(std::string_view name) {
       found.emplace(category.name, CodePointSet(std::move(category.ranges)));
     }
     for (auto& [group, ranges] : groups) found.emplace(group, CodePointSet(std::move(ranges)));
-    for (const auto& set : unicode_data::kSets) {
+    for (const auto& set : unicode_data::sets()) {
       // A character is in the set where an odd number of these ranges have begun and not ended.
       std::vector<char32_t> edges;
       const auto add = [&](const std::vector<CodePointRange>& some) {

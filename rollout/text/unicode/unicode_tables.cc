@@ -24,15 +24,40 @@ CodePointRange parse_range(std::string_view item) {
   return {first, item.empty() ? first : number_in(item, 16)};
 }
 
+// A line is a table, "name TAB text", or a set, "set TAB name TAB categories TAB difference".
+constexpr std::string_view kTables =
+#include "rollout/text/unicode/unicode_data.inc"
+    ;
+
 }  // namespace
+
+std::string_view unicode_data::table(std::string_view name) {
+  for (auto lines = kTables; !lines.empty();) {
+    auto line = take_until(lines, '\n');
+    if (take_until(line, '\t') == name) return line;
+  }
+  return {};
+}
+
+std::vector<unicode_data::NamedSet> unicode_data::sets() {
+  std::vector<NamedSet> found;
+  for (auto lines = kTables; !lines.empty();) {
+    auto line = take_until(lines, '\n');
+    if (take_until(line, '\t') != "set") continue;
+    const auto name = take_until(line, '\t');
+    const auto categories = take_until(line, '\t');
+    found.push_back({.name = name, .categories = categories, .difference = line});
+  }
+  return found;
+}
 
 std::vector<NamedRanges> category_ranges() {
   std::vector<NamedRanges> categories;
-  for (auto names = unicode_data::kCategoryNames; !names.empty();) {
+  for (auto names = unicode_data::table("CategoryNames"); !names.empty();) {
     categories.push_back({.name = take_until(names, ' ')});
   }
   char32_t begin = 0;
-  for (auto runs = unicode_data::kCategoryRuns; !runs.empty();) {
+  for (auto runs = unicode_data::table("CategoryRuns"); !runs.empty();) {
     const char letter = runs.front();
     runs.remove_prefix(1);
     const auto digits = runs.substr(0, runs.find_first_not_of("0123456789"));
@@ -75,7 +100,7 @@ std::vector<CharacterMapping> parse_mappings(std::string_view text) {
 std::vector<CombiningRange> combining_ranges() {
   std::vector<CombiningRange> ranges;
   std::uint8_t combining_class = 0;
-  for (auto text = unicode_data::kCombiningClasses; !text.empty();) {
+  for (auto text = unicode_data::table("CombiningClasses"); !text.empty();) {
     const auto item = take_until(text, ' ');
     if (item.ends_with(':')) {
       combining_class = static_cast<std::uint8_t>(number_in(item, 10));

@@ -1,6 +1,6 @@
-// Every character as the tokenizers package 0.23.3 knows it: the text of unicode_data.cc, read. The
-// parts of the package stand on different versions of Unicode, and so do these tables: the sets of
-// regular expressions on 16.0 (as Oniguruma 6.9.10), RustWord, RustNumeric, WhiteSpace and lower
+// Every character as the tokenizers package 0.23.3 knows it: the text of unicode_data.txt, read.
+// The parts of the package stand on different versions of Unicode, and so do these tables: the sets
+// of regular expressions on 16.0 (as Oniguruma 6.9.10), RustWord, RustNumeric, WhiteSpace and lower
 // case on 17.0, the normal forms on 9.0, Punctuation on 8.0.
 //
 // Notation, in hexadecimal: "9-D 20" are ranges, "C0=41.300" maps a character to others, "41-5A=61"
@@ -9,7 +9,6 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -35,13 +34,15 @@ struct NamedSet {
   std::string_view difference{};  // ranges that belong to one of the two only
 };
 
-extern const std::string_view kCategoryNames;  // "Lu Ll ..."
-extern const std::string_view kCategoryRuns;   // "b26.": 26 of the second, one of none
-extern const std::span<const NamedSet> kSets;
-extern const std::string_view kCanonical;         // decompositions, one step, without Hangul
-extern const std::string_view kCompatibility;     // whole ones, where the canonical one differs
-extern const std::string_view kLowercase;         // of each character that is not its own
-extern const std::string_view kCombiningClasses;  // "1: 334-338 ... 7: 93C ...", the others zero
+// The table behind its name:
+//   CategoryNames     "Lu Ll ..."
+//   CategoryRuns      "b26.": 26 of the second, one of none
+//   Canonical         decompositions, one step, without Hangul
+//   Compatibility     whole ones, where the canonical one differs
+//   Lowercase         of each character that is not its own
+//   CombiningClasses  "1: 334-338 ... 7: 93C ...", the others zero
+std::string_view table(std::string_view name);
+std::vector<NamedSet> sets();
 
 }  // namespace unicode_data
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Writes rollout/text/unicode/unicode_data.cc: what the `tokenizers` package knows of every character, asked of the package itself.
+"""Writes rollout/text/unicode/unicode_data.txt: what the `tokenizers` package knows of every character, asked of the package itself.
 
-    source build/peers/env.sh && build/peers/bin/python tests/interop/rollout/make_unicode_tables.py >rollout/text/unicode/unicode_data.cc
+    source build/peers/env.sh && build/peers/bin/python tests/interop/rollout/make_unicode_tables.py >rollout/text/unicode/unicode_data.txt
 
 Its parts were built from different versions of Unicode: the regular expressions (Oniguruma) from 16.0, what Rust's `char` does
 (digits, white space, lower case) from 17.0, the normal forms from 9.0 and Punctuation from 8.0. Ferry has to agree with each.
@@ -106,30 +106,14 @@ def parts_text(parts):
     return parts[0] if len(parts) == 1 else ".".join(f"{part:X}" for part in parts)
 
 
-def lines(items, separator):
-    """Literals of up to 96 bytes, which the compiler joins."""
-    line = ""
-    for item in items:
-        if len(line) + len(item) > 92:
-            yield f'    "{line}"'
-            line = ""
-        line += item + separator
-    yield f'    "{line}"'
-
-
 def write(head, items, separator=" "):
-    print(f"\n{head} =\n" + "\n".join(lines(items, separator)) + ";")
+    print(head + "\t" + "".join(item + separator for item in items))
 
 
 def main():
-    print("""// clang-format off
-// Written by tests/interop/rollout/make_unicode_tables.py: what the tokenizers package 0.23.3 knows of every character.
-#include "rollout/text/unicode/unicode_tables.h"
-
-namespace ferry::rollout::text::unicode_data {""")
     of_category = {name: matches(rf"\p{{{name}}}") for name in CATEGORIES}
-    write("const std::string_view kCategoryNames", CATEGORIES)
-    write("const std::string_view kCategoryRuns", run_items(of_category), "")
+    write("CategoryNames", CATEGORIES)
+    write("CategoryRuns", run_items(of_category), "")
     others = {script: ("", matches(rf"\p{{{script}}}")) for script in SCRIPTS} | {
         "WhiteSpace": ("", matches(r"\s")),
         "Word": ("Lu Ll Lt Lm Lo Mn Mc Me Nd Nl Pc", matches(r"\w")),
@@ -137,23 +121,20 @@ namespace ferry::rollout::text::unicode_data {""")
         "RustNumeric": ("Nd Nl No", split_apart(pre_tokenizers.Digits(individual_digits=True))),
         "Punctuation": ("Pc Pd Ps Pe Pi Pf Po", split_apart(pre_tokenizers.Punctuation("isolated"))),
     }
-    print("\nstatic constexpr NamedSet kNamedSets[] = {")
     for name, (like, characters) in others.items():
         differing = characters ^ set().union(*(of_category[category] for category in like.split()))
-        print(f'    {{"{name}", "{like}",\n' + "\n".join(lines(range_items(differing), " ")) + "},")
-    print("};\nconst std::span<const NamedSet> kSets = kNamedSets;")
+        write(f"set\t{name}\t{like}", range_items(differing))
     canonical, compatible = mapping(normalizers.NFD()), mapping(normalizers.NFKD())
-    write("const std::string_view kCanonical", mapping_items(
+    write("Canonical", mapping_items(
         {c: parts[0] if len(parts) == 1 else parts_text(parts) + ("" if joined_again else "!")
          for c, (parts, joined_again) in one_step(canonical).items()}))
-    write("const std::string_view kCompatibility", mapping_items(
+    write("Compatibility", mapping_items(
         {c: parts_text(to) for c, to in compatible.items() if to != canonical.get(c)}))
-    write("const std::string_view kLowercase", mapping_items(
+    write("Lowercase", mapping_items(
         {c: parts_text(to) for c, to in mapping(normalizers.Lowercase()).items()}))
     of_character = combining_classes()
-    write("const std::string_view kCombiningClasses", itertools.chain.from_iterable(
+    write("CombiningClasses", itertools.chain.from_iterable(
         (f"{value}:", *range_items(c for c in of_character if of_character[c] == value)) for value in sorted(set(of_character.values()))))
-    print("\n}  // namespace ferry::rollout::text::unicode_data")
 
 
 if __name__ == "__main__":

@@ -54,8 +54,8 @@ TEST(UnicodeTables, AMappingWithoutItsCharacterFollowsTheLast) {
 }
 
 TEST(UnicodeTables, MappingsAscend) {
-  for (const auto text :
-       {unicode_data::kCanonical, unicode_data::kCompatibility, unicode_data::kLowercase}) {
+  for (const auto text : {unicode_data::table("Canonical"), unicode_data::table("Compatibility"),
+                          unicode_data::table("Lowercase")}) {
     EXPECT_TRUE(std::ranges::is_sorted(parse_mappings(text), {}, &CharacterMapping::from));
   }
 }
