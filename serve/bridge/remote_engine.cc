@@ -1,5 +1,11 @@
 #include "serve/bridge/remote_engine.h"
 
+#include <concepts>
+#include <optional>
+#include <ranges>
+#include <string>
+#include <tuple>
+#include <type_traits>
 #include <utility>
 
 #include "distckpt/base/foreign_error.h"
@@ -14,99 +20,70 @@ using rollout::RequestOutput;
 
 namespace {
 
-using LikelyTokens = std::vector<rollout::TokenOutput::Top>;
+template <typename T, typename U>
+concept Is = std::same_as<std::remove_const_t<T>, U>;
 
-json top_json(const LikelyTokens& tokens) {
-  auto top = json::array();
-  for (const auto& one : tokens) top.push_back({one.token_id, one.logprob});
-  return top;
+// The members of a struct in the order in which a packet has them.
+template <Is<rollout::TokenOutput::Top> T>
+auto members(T& of) {
+  return std::tie(of.token_id, of.logprob);
 }
-
-LikelyTokens read_top(const json& value) {
-  LikelyTokens top;
-  for (const auto& one : value)
-    top.push_back({.token_id = one.at(0).get<std::int64_t>(), .logprob = one.at(1).get<float>()});
-  return top;
+template <Is<rollout::TokenOutput> T>
+auto members(T& of) {
+  return std::tie(of.token_id, of.logprob, of.processed_logprob, of.top);
 }
-
-json token_json(const rollout::TokenOutput& token) {
-  return {token.token_id, token.logprob, token.processed_logprob, top_json(token.top)};
+template <Is<rollout::PromptTokenOutput> T>
+auto members(T& of) {
+  return std::tie(of.token_id, of.logprob, of.rank, of.top);
 }
-
-json prompt_token_json(const rollout::PromptTokenOutput& token) {
-  return {token.token_id, token.logprob, token.rank, top_json(token.top)};
+template <Is<rollout::CompletionOutput> T>
+auto members(T& of) {
+  return std::tie(of.index, of.tokens, of.finish_reason, of.stop_reason, of.prefill_seconds);
 }
-
-rollout::PromptTokenOutput read_prompt_token(const json& value) {
-  return {.token_id = value.at(0).get<std::int64_t>(),
-          .logprob = value.at(1).get<float>(),
-          .rank = value.at(2).get<std::int64_t>(),
-          .top = read_top(value.at(3))};
+template <Is<RequestOutput> T>
+auto members(T& of) {
+  return std::tie(of.request_id, of.outputs, of.finished, of.error, of.prompt_logprobs,
+                  of.num_cached_tokens);
 }
-
-rollout::TokenOutput read_token(const json& value) {
-  return {.token_id = value.at(0).get<std::int64_t>(),
-          .logprob = value.at(1).get<float>(),
-          .processed_logprob = value.at(2).get<float>(),
-          .top = read_top(value.at(3))};
+template <Is<EngineStats> T>
+auto members(T& of) {
+  return std::tie(of.num_blocks, of.num_free_blocks, of.num_waiting, of.num_running,
+                  of.num_preemptions, of.prompt_tokens, of.cached_tokens, of.output_tokens,
+                  of.steps);
 }
 
 template <typename T>
-json optional_json(const std::optional<T>& value) {
-  return value ? json(*value) : json();
+json packet_of(const T& value) {
+  if constexpr (requires { members(value); }) {
+    return std::apply([](const auto&... each) { return json::array({packet_of(each)...}); },
+                      members(value));
+  } else if constexpr (requires { value.has_value(); }) {
+    return value ? packet_of(*value) : json();
+  } else if constexpr (std::same_as<T, Error>) {
+    return error_json(value);
+  } else if constexpr (std::same_as<T, std::string> || !std::ranges::range<T>) {
+    return value;
+  } else {
+    auto list = json::array();
+    for (const auto& one : value) list.push_back(packet_of(one));
+    return list;
+  }
 }
 
 template <typename T>
-void read_optional(const json& value, std::optional<T>& into) {
-  if (!value.is_null()) into = value.get<T>();
-}
-
-json output_json(const RequestOutput& output) {
-  auto samples = json::array();
-  for (const auto& sample : output.outputs) {
-    auto tokens = json::array();
-    for (const auto& token : sample.tokens) tokens.push_back(token_json(token));
-    samples.push_back({sample.index, std::move(tokens), static_cast<int>(sample.finish_reason),
-                       optional_json(sample.stop_reason), optional_json(sample.prefill_seconds)});
+void read_packet(const json& packet, T& value) {
+  if constexpr (requires { members(value); }) {
+    std::size_t i = 0;
+    std::apply([&](auto&... each) { (read_packet(packet.at(i++), each), ...); }, members(value));
+  } else if constexpr (std::same_as<T, std::optional<Error>>) {
+    if (!packet.is_null()) value = read_error(packet);
+  } else if constexpr (requires { value.has_value(); }) {
+    if (!packet.is_null()) read_packet(packet, value.emplace());
+  } else if constexpr (std::same_as<T, std::string> || !std::ranges::range<T>) {
+    packet.get_to(value);
+  } else {
+    for (const auto& one : packet) read_packet(one, value.emplace_back());
   }
-  auto prompt = json::array();
-  for (const auto& token : output.prompt_logprobs) prompt.push_back(prompt_token_json(token));
-  return {output.request_id, std::move(samples),
-          output.finished,   output.error ? error_json(*output.error) : json(),
-          std::move(prompt), optional_json(output.num_cached_tokens)};
-}
-
-RequestOutput read_output(const json& value) {
-  RequestOutput output{.request_id = value.at(0).get<std::string>(),
-                       .finished = value.at(2).get<bool>()};
-  for (const auto& one : value.at(1)) {
-    auto& sample = output.outputs.emplace_back();
-    sample.index = one.at(0).get<std::int64_t>();
-    for (const auto& token : one.at(1)) sample.tokens.push_back(read_token(token));
-    sample.finish_reason = static_cast<rollout::FinishReason>(one.at(2).get<int>());
-    read_optional(one.at(3), sample.stop_reason);
-    read_optional(one.at(4), sample.prefill_seconds);
-  }
-  if (!value.at(3).is_null()) output.error = read_error(value.at(3));
-  for (const auto& token : value.at(4)) output.prompt_logprobs.push_back(read_prompt_token(token));
-  read_optional(value.at(5), output.num_cached_tokens);
-  return output;
-}
-
-json stats_json(const EngineStats& stats) {
-  return {stats.num_blocks,    stats.num_free_blocks, stats.num_waiting,
-          stats.num_running,   stats.num_preemptions, stats.prompt_tokens,
-          stats.cached_tokens, stats.output_tokens,   stats.steps};
-}
-
-EngineStats read_stats(const json& list) {
-  EngineStats stats;
-  std::size_t i = 0;
-  for (auto* const into : {&stats.num_blocks, &stats.num_free_blocks, &stats.num_waiting,
-                           &stats.num_running, &stats.num_preemptions, &stats.prompt_tokens,
-                           &stats.cached_tokens, &stats.output_tokens, &stats.steps})
-    list.at(i++).get_to(*into);
-  return stats;
 }
 
 }  // namespace
@@ -125,7 +102,7 @@ json RemoteEngine::ask(const json& call) {
   }
   has_unfinished_ = answer.at("has_unfinished").get<bool>();
   is_opening_ = answer.at("is_opening").get<bool>();
-  stats_ = read_stats(answer.at("stats"));
+  read_packet(answer.at("stats"), stats_);
   if (answer.at("error").is_null()) return std::move(answer.at("outputs"));
   auto error = read_error(answer.at("error"));
   if (answer.at("is_lost").get<bool>()) lost_ = error;
@@ -150,7 +127,7 @@ void RemoteEngine::abort(const std::string& request_id, std::int64_t index) {
 
 std::vector<RequestOutput> RemoteEngine::step() {
   std::vector<RequestOutput> outputs;
-  for (const auto& one : ask({"step"})) outputs.push_back(read_output(one));
+  read_packet(ask({"step"}), outputs);
   return outputs;
 }
 
@@ -201,7 +178,7 @@ void answer_calls(EngineSteps& mine, const models::Mailbox& mail) {
         if (one.at(0) == "idle") {
           mine.idle();
         } else {
-          for (const auto& output : make_call(called, one)) outputs.push_back(output_json(output));
+          for (const auto& output : make_call(called, one)) outputs.push_back(packet_of(output));
         }
       } catch (const std::exception& caught) {
         error = error_json(as_error(caught));
@@ -215,7 +192,7 @@ void answer_calls(EngineSteps& mine, const models::Mailbox& mail) {
                       {"is_lost", lost.has_value()},
                       {"has_unfinished", mine.has_unfinished()},
                       {"is_opening", mine.is_opening()},
-                      {"stats", stats_json(mine.stats())}},
+                      {"stats", packet_of(mine.stats())}},
                  0, "the engine's answer");
     if (lost) throw Error(*lost);
   }

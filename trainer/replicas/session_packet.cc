@@ -9,6 +9,32 @@ namespace ferry::trainer {
 
 using nlohmann::json;
 
+namespace {
+
+// Calls `visit` with the name and the member, for those that JSON holds as they are.
+template <typename Of, typename Visit>
+void visit_members(Of& session, const Visit& visit) {
+  visit("seed", session.seed);
+  visit("loop", session.loop);
+  visit("task", session.task);
+  visit("prompt", session.prompt);
+  visit("images", session.images);
+  visit("response_mask", session.response_mask);
+  visit("global_steps", session.global_steps);
+  visit("turn_scores", session.turn_scores);
+  visit("extra_info", session.extra_info);
+  visit("replay", session.replay);
+  visit("exchanges", session.exchanges);
+  visit("turn_begin", session.turn_begin);
+  visit("turn_stopped", session.turn_stopped);
+  visit("assistant_turns", session.assistant_turns);
+  visit("user_turns", session.user_turns);
+  visit("has_begun", session.has_begun);
+  visit("is_over", session.is_over);
+}
+
+}  // namespace
+
 // A token without its likeliest others, which sessions do not ask for.
 void to_json(json& packet, const rollout::TokenOutput& token) {
   packet = {token.token_id, token.logprob, token.processed_logprob, token.entropy,
@@ -29,52 +55,21 @@ json to_packet(const Session& session) {
   std::vector<std::uint8_t> routes(session.routed_experts.size());
   for (std::size_t i = 0; i < routes.size(); ++i)
     routes[i] = std::to_integer<std::uint8_t>(session.routed_experts[i]);
-  return {{"seed", session.seed},
-          {"loop", session.loop},
-          // Members keep their order, and texts may hold any bytes.
-          {"messages", json::binary(Messages::to_cbor(session.messages))},
-          {"task", session.task},
-          {"prompt", session.prompt},
-          {"images", session.images},
-          {"response", std::move(response)},
-          {"response_mask", session.response_mask},
-          {"global_steps", session.global_steps},
-          {"routed_experts", json::binary(std::move(routes))},
-          {"turn_scores", session.turn_scores},
-          {"extra_info", session.extra_info},
-          {"replay", session.replay},
-          {"exchanges", session.exchanges},
-          {"turn_begin", session.turn_begin},
-          {"turn_stopped", session.turn_stopped},
-          {"assistant_turns", session.assistant_turns},
-          {"user_turns", session.user_turns},
-          {"has_begun", session.has_begun},
-          {"is_over", session.is_over}};
+  json packet{// Members keep their order, and texts may hold any bytes.
+              {"messages", json::binary(Messages::to_cbor(session.messages))},
+              {"response", std::move(response)},
+              {"routed_experts", json::binary(std::move(routes))}};
+  visit_members(session, [&](const char* name, const auto& member) { packet[name] = member; });
+  return packet;
 }
 
 Session session_of(const json& packet) {
   Session session;
-  packet.at("seed").get_to(session.seed);
-  packet.at("loop").get_to(session.loop);
+  visit_members(session, [&](const char* name, auto& member) { packet.at(name).get_to(member); });
   session.messages = Messages::from_cbor(packet.at("messages").get_binary());
-  session.task = packet.at("task");
-  packet.at("prompt").get_to(session.prompt);
-  packet.at("images").get_to(session.images);
   for (const auto& token : packet.at("response")) from_json(token, session.response.emplace_back());
-  packet.at("response_mask").get_to(session.response_mask);
-  packet.at("global_steps").get_to(session.global_steps);
   for (const auto byte : packet.at("routed_experts").get_binary())
     session.routed_experts.push_back(static_cast<std::byte>(byte));
-  packet.at("turn_scores").get_to(session.turn_scores);
-  session.extra_info = packet.at("extra_info");
-  session.replay = packet.at("replay");
-  session.exchanges = packet.at("exchanges");
-  packet.at("turn_begin").get_to(session.turn_begin);
-  packet.at("turn_stopped").get_to(session.turn_stopped);
-  packet.at("assistant_turns").get_to(session.assistant_turns);
-  packet.at("user_turns").get_to(session.user_turns);
-  packet.at("has_begun").get_to(session.has_begun);
-  packet.at("is_over").get_to(session.is_over);
   return session;
 }
 
