@@ -8,22 +8,6 @@
 
 namespace ferry::trainer {
 
-template <>
-struct ConfigType<RecomputeOldLogProb> {
-  static std::string name() { return "auto, true or false"; }
-  static std::optional<RecomputeOldLogProb> read(const ConfigValue& value) {
-    if (const auto* given = std::get_if<bool>(&value.value))
-      return *given ? RecomputeOldLogProb::kTrue : RecomputeOldLogProb::kFalse;
-    const auto* text = std::get_if<std::string>(&value.value);
-    if (text == nullptr || *text != "auto") return std::nullopt;
-    return RecomputeOldLogProb::kAuto;
-  }
-  static ConfigValue write(RecomputeOldLogProb value) {
-    if (value == RecomputeOldLogProb::kAuto) return {std::string("auto")};
-    return {value == RecomputeOldLogProb::kTrue};
-  }
-};
-
 namespace {
 
 const std::string kActorModel = "actor_rollout_ref.model";
@@ -129,7 +113,7 @@ void list(ConfigTable& table, ActorConfig& c) {
   table.add("kl_loss_coef", c.kl_loss_coef, "coefficient of that divergence", at_least(0));
   table.add("kl_loss_type", c.kl_loss_type,
             "estimator of that divergence; +: with the gradient of k2");
-  table.add(
+  table.add_auto(
       "recompute_old_log_prob", c.recompute_old_log_prob,
       "true: the actor computes old_log_prob; false: take the rollout's, which needs a synchronous "
       "bitwise run, where they are the same bytes; auto: take the rollout's in such a run");
@@ -390,7 +374,7 @@ bool PpoConfig::rollout_says_old_log_prob() const {
 
 bool PpoConfig::takes_old_log_prob() const {
   return rollout_says_old_log_prob() && !algorithm.rollout_correction.bypass_mode &&
-         actor.recompute_old_log_prob != RecomputeOldLogProb::kTrue;
+         !actor.recompute_old_log_prob.value_or(false);
 }
 
 models::ParallelConfig PpoConfig::rollout_parallel() const {

@@ -62,9 +62,6 @@ struct RouterReplaySection {  // actor_rollout_ref.actor.router_replay
   bool operator==(const RouterReplaySection&) const = default;
 };
 
-// True if the actor computes old log-probabilities where the rollout has said them.
-enum class RecomputeOldLogProb : std::uint8_t { kAuto, kTrue, kFalse };
-
 struct ActorConfig {              // actor_rollout_ref.actor
   std::vector<int> ranks{};       // of the world; empty: all
   int ppo_mini_batch_size = 256;  // prompts
@@ -87,7 +84,8 @@ struct ActorConfig {              // actor_rollout_ref.actor
   double kl_loss_coef = 1e-3;
   KlPenalty kl_loss_type{};
   PolicyLossSection policy_loss{};
-  RecomputeOldLogProb recompute_old_log_prob = RecomputeOldLogProb::kAuto;
+  // The actor computes old log-probabilities where the rollout has said them.
+  std::optional<bool> recompute_old_log_prob{};  // default: auto
   RouterReplaySection router_replay{};
   EngineConfig megatron{};
   OptimConfig optim{.lr = 1e-6};

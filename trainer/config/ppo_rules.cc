@@ -145,8 +145,8 @@ ConfigRules<PpoConfig> algorithm_rules() {
         kActorSection + ".router_replay.mode", "trainer.one_step_off",
         "async_training.staleness_threshold", "async_training.trigger_parameter_sync_step"},
        [](const PpoConfig& c) {
-         return c.actor.recompute_old_log_prob != RecomputeOldLogProb::kFalse ||
-                c.rollout_says_old_log_prob() || c.algorithm.rollout_correction.bypass_mode;
+         return c.actor.recompute_old_log_prob.value_or(true) || c.rollout_says_old_log_prob() ||
+                c.algorithm.rollout_correction.bypass_mode;
        },
        "the rollout's log-probabilities are other numbers than the actor's, unless the run is "
        "synchronous and bitwise, without R2; to learn from them nevertheless is "
@@ -154,7 +154,7 @@ ConfigRules<PpoConfig> algorithm_rules() {
       {"bypass_recomputes_nothing",
        {kActorSection + ".recompute_old_log_prob", "algorithm.rollout_correction.bypass_mode"},
        [](const PpoConfig& c) {
-         return c.actor.recompute_old_log_prob != RecomputeOldLogProb::kTrue ||
+         return !c.actor.recompute_old_log_prob.value_or(false) ||
                 !c.algorithm.rollout_correction.bypass_mode;
        },
        "in bypass_mode the actor computes no old log-probabilities"},
