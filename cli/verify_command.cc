@@ -1,5 +1,4 @@
 #include <memory>
-#include <string>
 
 #include "cli/commands.h"
 #include "cli/report/json.h"

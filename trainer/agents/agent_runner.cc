@@ -6,7 +6,6 @@
 #include <chrono>
 #include <iterator>
 #include <limits>
-#include <span>
 #include <utility>
 
 #include "distckpt/base/error.h"

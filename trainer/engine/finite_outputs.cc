@@ -3,7 +3,6 @@
 #include <ATen/ops/isfinite.h>
 #include <fmt/format.h>
 
-#include <cstdlib>
 #include <limits>
 
 #include "trainer/optimizer/first_place.h"

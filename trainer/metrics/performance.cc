@@ -8,7 +8,6 @@
 #include <numeric>
 #include <optional>
 #include <string_view>
-#include <utility>
 
 #include "distckpt/base/error.h"
 

@@ -2,7 +2,6 @@
 
 #include <iterator>
 #include <map>
-#include <utility>
 
 #include "distckpt/base/error.h"
 #include "models/device/device.h"

@@ -6,7 +6,6 @@
 #include <cmath>
 #include <limits>
 #include <optional>
-#include <utility>
 
 #include "distckpt/base/error.h"
 #include "distckpt/base/integers.h"

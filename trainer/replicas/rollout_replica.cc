@@ -4,9 +4,7 @@
 #include <unistd.h>
 
 #include <chrono>
-#include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "distckpt/base/error.h"

@@ -9,7 +9,6 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <utility>
 
 #include "distckpt/base/error.h"
 #include "distckpt/base/json.h"

@@ -8,9 +8,7 @@
 
 #include <algorithm>
 #include <iterator>
-#include <map>
 #include <set>
-#include <span>
 #include <tuple>
 #include <utility>
 

@@ -4,7 +4,6 @@
 
 #include <chrono>
 #include <optional>
-#include <string_view>
 #include <utility>
 
 #include "models/device/device.h"
