@@ -16,7 +16,7 @@ constexpr std::int64_t mib(std::int64_t count) {
 // Operations without sparsity; half of NVLink's and PCIe's rates, which data sheets give for both
 // directions.
 const auto& known_devices() {
-  static const std::array<DeviceSpec, 11> kDevices{{
+  static const std::array<DeviceSpec, 11> devices{{
       {"GB300", mib(284'208), 2500e12, 8.0e12, 900e9, 225e9},
       {"GB200", mib(188'416), 2500e12, 8.0e12, 900e9, 225e9},
       {"B300", mib(275'040), 2250e12, 8.0e12, 900e9, 55e9},
@@ -29,7 +29,7 @@ const auto& known_devices() {
       {"A800", mib(81'050), 312e12, 2.04e12, 200e9, 25e9},
       {"H20", mib(97'280), 148e12, 4.0e12, 450e9, 55e9},
   }};
-  return kDevices;
+  return devices;
 }
 
 }  // namespace

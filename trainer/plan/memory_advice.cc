@@ -31,7 +31,7 @@ std::string in_words(const std::vector<int>& ranks) {
 }
 
 std::string sharing_keys(std::string_view section, const models::TransformerConfig& model) {
-  const auto dense =
+  auto dense =
       fmt::format("{0}.tensor_model_parallel_size, {0}.pipeline_model_parallel_size", section);
   if (model.num_moe_experts == 0) return dense;
   return fmt::format("{}.expert_model_parallel_size, {}", section, dense);

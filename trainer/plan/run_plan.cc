@@ -255,7 +255,7 @@ std::vector<std::string> offload_ways(const RunSetup& setup,
 // The keys that share the model of a phase out over more ranks.
 std::string more_ranks(const RunSetup& setup, const Phase& phase) {
   const auto& role = setup.roles[phase.role];
-  const auto of_role =
+  auto of_role =
       fmt::format("more ranks for the model ({})", sharing_keys(role.memory.engine, role.model));
   if (phase.work != Work::kGenerate && phase.work != Work::kReshard) return of_role;
   const auto of_rollout = fmt::format(
