@@ -198,7 +198,7 @@ bool restate_experts(ModelMap other, Checkpoint& checkpoint, std::vector<ModelTe
     for (auto part = first; part != last; ++part) {
       auto found =
           link_part(link, part->second, *at[part->second.model], map.tensors[link.model].name);
-      if (found) links.push_back(std::move(*found));
+      if (found) links.push_back(*found);
     }
   }
   checkpoint.links.links = std::move(links);

@@ -48,13 +48,12 @@ class HfOpener {
       checkpoint_.untied = says_whether_tied(hf.config_text(), hf.config_source());
       if (checkpoint_.untied || !hf.part.empty()) checkpoint_.hf->untie_ends();
     }
-    checkpoint_.map =
-        make_part_map(std::move(config), hf.part,
-                      [this](const std::string& name) -> std::optional<distckpt::Shape> {
-                        const auto found = checkpoint_.layout.find(name);
-                        if (!found) return std::nullopt;
-                        return checkpoint_.layout.tensor(*found).shape;
-                      });
+    checkpoint_.map = make_part_map(
+        config, hf.part, [this](const std::string& name) -> std::optional<distckpt::Shape> {
+          const auto found = checkpoint_.layout.find(name);
+          if (!found) return std::nullopt;
+          return checkpoint_.layout.tensor(*found).shape;
+        });
     quantization_ = parse_quantization(hf.config_text(), hf.config_source());
     if (uses(Quantization::Method::kFp8)) use_stored_suffix();
     checkpoint_.tensors = checkpoint_.map.tensors;
@@ -233,10 +232,7 @@ class HfOpener {
         throw Error(ErrorKind::kLayout,
                     fmt::format("{}: no rule of the family {} maps it ({})", stored.name,
                                 checkpoint_.map.family->model_type, file_of(stored)),
-                    quantized_weight(stored.name) != stored.name
-                        ? "weights that are quantised need a quantization_config in config.json: "
-                          "older exports of ModelOpt have theirs in hf_quant_config.json alone"
-                        : why_unmapped(checkpoint_.map, stored.name));
+                    why_unmapped_here(stored.name));
       }
       model = static_cast<std::uint32_t>(checkpoint_.tensors.size());
       checkpoint_.tensors.push_back(
@@ -248,6 +244,14 @@ class HfOpener {
     auto& link = checkpoint_.links.links.emplace_back(BoxLink::whole(model, index, stored.shape));
     if (copy) link.copy = ++num_copies_[model];
     link.scale = scale;
+  }
+
+  std::string why_unmapped_here(const std::string& name) const {
+    if (name.ends_with(kScaleSuffix))
+      return "scales of fp8 blocks need a quantization_config in config.json";
+    if (quantized_weight(name) == name) return why_unmapped(checkpoint_.map, name);
+    return "weights that are quantised need a quantization_config in config.json: older exports of "
+           "ModelOpt have theirs in hf_quant_config.json alone";
   }
 
   // The index of the scales of a weight; in one of all experts each expert has its own blocks.

@@ -10,6 +10,7 @@
 #include "converter/families/megatron_links.h"
 #include "converter/families/tower.h"
 #include "converter/open/slime_layout.h"
+#include "converter/stored/sidecar.h"
 #include "distckpt/base/error.h"
 #include "distckpt/elements/cast.h"
 #include "distckpt/formats/torch_dist.h"

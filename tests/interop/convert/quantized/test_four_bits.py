@@ -137,6 +137,14 @@ def test_other_integers_are_refused(changes, words, work):
     refuse("convert", work / "hf", work / "no", words=["config_groups.group_0", words])
 
 
+def test_weights_without_a_configuration_are_told(quantized, work):
+    shutil.copytree(quantized[0], work / "bad")
+    config = json.loads((work / "bad/config.json").read_text())
+    format = config.pop("quantization_config").get("format")
+    (work / "bad/config.json").write_text(json.dumps(config))
+    refuse("convert", work / "bad", work / "no", words=["weight_shape: is of dtype i64"] if format == "pack-quantized" else ["need a quantization_config", "hf_quant_config.json"])
+
+
 @pytest.mark.parametrize("scales", ["exponents", "one"])
 def test_fp8_with_other_scales(scales, work):
     """Exponents in E8M0, as DeepSeek-V3.1 has them; one scale of a tensor and one of its input, as Ministral 3."""
