@@ -8,6 +8,7 @@
 #include "converter/adapter/convert_adapter.h"
 #include "converter/convert.h"
 #include "converter/open/prediction_layers.h"
+#include "converter/option_check.h"
 #include "distckpt/base/error.h"
 
 namespace ferry::cli {
