@@ -8,7 +8,7 @@
 #include "converter/families/megatron_links.h"
 #include "converter/open/formats.h"
 #include "converter/open/megatron_opener.h"
-#include "converter/open/verl_lora.h"
+#include "converter/stored/verl_lora.h"
 #include "distckpt/base/error.h"
 #include "distckpt/formats/torch_dist.h"
 #include "distckpt/storage/source_files.h"

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "converter/open/formats.h"
-#include "converter/open/verl_lora.h"
+#include "converter/stored/verl_lora.h"
 #include "distckpt/base/error.h"
 #include "distckpt/formats/torch_save/dtensor.h"
 #include "distckpt/formats/torch_save/torch_tensor.h"

@@ -7,8 +7,8 @@
 
 #include "converter/families/megatron_links.h"
 #include "converter/open/formats.h"
-#include "converter/open/verl_lora.h"
 #include "converter/stored/sidecar.h"
+#include "converter/stored/verl_lora.h"
 #include "distckpt/storage/source_tree.h"
 
 namespace ferry::converter {

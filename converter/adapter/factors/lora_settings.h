@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "converter/open/verl_lora.h"
+#include "converter/stored/verl_lora.h"
 #include "distckpt/base/json.h"
 
 namespace ferry::converter {

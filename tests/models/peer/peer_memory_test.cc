@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <functional>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -61,6 +62,16 @@ at::Tensor sum_of(const std::vector<at::Tensor>& all) {
 void expect_close(const at::Tensor& got, const at::Tensor& expected, std::int64_t size) {
   const auto error = (got.to(at::kDouble) - expected.to(at::kDouble)).norm().item<double>();
   EXPECT_LE(error, 0.01 * expected.to(at::kDouble).norm().item<double>()) << size;
+}
+
+// Takes a step, and then records it.
+void run_and_capture(const std::function<void()>& step, at::cuda::CUDAGraph& graph) {
+  step();
+  c10::cuda::getCurrentCUDAStream().synchronize();
+  const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromPool());
+  graph.capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
+  step();
+  graph.capture_end();
 }
 
 // Two ranks add up at once what four, past 256 KiB, add up a part each.
@@ -174,15 +185,8 @@ TEST_P(PeerMemory, KeepsItsBitsInGraphsOfManyExchanges) {
                        .sum());
       }
     };
-    step();
     at::cuda::CUDAGraph graph;
-    {
-      c10::cuda::getCurrentCUDAStream().synchronize();
-      const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromPool());
-      graph.capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
-      step();
-      graph.capture_end();
-    }
+    run_and_capture(step, graph);
     constexpr int kReplays = 3000;
     for (int i = 0; i < kReplays; ++i) {
       if (i % 7 == world.rank()) at::cuda::sleep(std::int64_t{20000} * (i % 11));
@@ -214,15 +218,8 @@ TEST_P(PeerMemory, NormsByAGatheredWeight) {
       const auto normed = rms_norm(x, weight, 1e-6, NormRounding::kBeforeWeight, /*gathered=*/true);
       wrong.add_(normed.ne(rms_norm(all_rows, all_weights, 1e-6)).sum());
     };
-    step();
     at::cuda::CUDAGraph graph;
-    {
-      c10::cuda::getCurrentCUDAStream().synchronize();
-      const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromPool());
-      graph.capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
-      step();
-      graph.capture_end();
-    }
+    run_and_capture(step, graph);
     constexpr int kReplays = 1000;
     for (int i = 0; i < kReplays; ++i) {
       if (i % 7 == world.rank()) at::cuda::sleep(std::int64_t{20000} * (i % 11));

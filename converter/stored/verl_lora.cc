@@ -1,4 +1,4 @@
-#include "converter/open/verl_lora.h"
+#include "converter/stored/verl_lora.h"
 
 #include <fmt/format.h>
 

@@ -1,5 +1,5 @@
 // Names that PEFT gives to tensors, and the record that verl saves of an adapter.
-#include "converter/open/verl_lora.h"
+#include "converter/stored/verl_lora.h"
 
 #include <gtest/gtest.h>
 
