@@ -27,7 +27,7 @@ LoraRecord read_record(const fs::path& path) {
   const auto fields = distckpt::parse_ordered_json(distckpt::read_text(path), record.source);
   require(fields.is_object(), ErrorKind::kCorrupt, "{}: is no object", record.source);
   const auto find = [&](const char* key) {
-    const auto value = fields.value(key, ordered_json());
+    auto value = fields.value(key, ordered_json());
     require(value.is_null() || value.is_number(), ErrorKind::kCorrupt, "{}: {}: {} is no number",
             record.source, key, value.dump());
     return value;

@@ -5,7 +5,7 @@ namespace {
 
 using enum Merge;
 using enum Split;
-using namespace when;
+using namespace when;  // NOLINT(google-build-using-namespace): names of each row
 namespace E = extent;
 
 // Columns: name, merge, split, rows, columns, when, registered, per_expert, fp32, depth,

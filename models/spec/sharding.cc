@@ -315,7 +315,8 @@ void check_fits(const TransformerConfig& config, const MeshShape& mesh) {
                                    : mesh.etp());
     }
   }
-  require(config.linear_num_key_heads % (mesh.tp() * mesh.cp()) == 0, ErrorKind::kUsage,
+  require(config.linear_num_key_heads % (std::int64_t{mesh.tp()} * mesh.cp()) == 0,
+          ErrorKind::kUsage,
           "{} key heads of linear attention cannot be split by tp {} and then by cp {}",
           config.linear_num_key_heads, mesh.tp(), mesh.cp());
   const auto stages = pipeline_stages(mesh.parallel(), static_cast<int>(config.num_layers),

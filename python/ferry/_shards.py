@@ -288,9 +288,8 @@ def save(path: Path, tensors: Union[Mapping[str, Any], Iterable[Tuple[str, Any]]
 
     Args:
         path: a folder: of Hugging Face files, a Megatron root, an archive's
-        tensors: a mapping or pairs of name and tensor, of torch, NumPy or Ferry, under the names that files have; a further name of the same memory
-            (a tied head) is left out. All of them are in memory until it returns. Where model.state_dict() of transformers 5 has other names,
-            transformers.core_model_loading.revert_weight_conversion(model, model.state_dict()) gives these.
+        tensors: a mapping or pairs of name and tensor, of torch, NumPy or Ferry, under the names that files have or model.state_dict() of transformers 5; a
+            further name of the same memory (a tied head) is left out. All of them are in memory until it returns.
         like: the checkpoint of the same model that gives config.json and tokenizer
         to: "hf", "megatron" or "h5"
         iteration, tp, pp, ep, etp, vpp, pipeline_model_parallel_layout, make_vocab_size_divisible_by: of a Megatron target, as in convert()

@@ -114,7 +114,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
             return 0
         found = test(options.local_dir, options.test_hf_dir, options.backend, options.tie_word_embedding)
     except Error as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {error}".replace("lora_alpha", "--lora-alpha"), file=sys.stderr)  # the name that it has here
         return 2
     for one in found.tensors:
         print(f"{one.name}: {one.kind} {one.detail}".rstrip())

@@ -223,6 +223,6 @@ def test_an_output_layer_of_its_own_is_not_tied_where_nothing_is_said(family, tm
     run_ok("convert", folder, tmp_path / "megatron", "--tp", 2)
     run_ok("convert", tmp_path / "megatron", tmp_path / "back")
     run_ok("diff", folder, tmp_path / "back")
-    assert json.loads((tmp_path / "back/config.json").read_text())["tie_word_embeddings"] is False
+    assert (tmp_path / "back/config.json").read_bytes() == (folder / "config.json").read_bytes()  # the ends say it
     for source in (folder, tmp_path / "megatron", tmp_path / "back"):
         assert ferry_json("verify", "--logits", source, "--reference", tmp_path / "reference.safetensors")["equal"], source
