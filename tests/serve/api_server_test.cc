@@ -166,10 +166,10 @@ TEST_F(ApiServerTest, AStreamEndsAfterItsUsage) {
 }
 
 // The JSON of a stream's events.
-std::vector<ordered_json> events_of(std::string answer) {
+std::vector<ordered_json> events_of(const std::string& answer) {
   std::vector<ordered_json> events;
   for (std::size_t at = 0; (at = answer.find("data: {", at)) != std::string::npos; ++at)
-    events.push_back(ordered_json::parse(answer.substr(at + 6, answer.find("\n", at) - at - 6)));
+    events.push_back(ordered_json::parse(answer.substr(at + 6, answer.find('\n', at) - at - 6)));
   return events;
 }
 

@@ -6,6 +6,7 @@
 #include <random>
 #include <string>
 
+#include "serve/api/chat_prompt.h"
 #include "serve/api/fields.h"
 
 namespace ferry::serve {

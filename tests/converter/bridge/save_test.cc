@@ -44,7 +44,7 @@ struct Loaded {
   MeshOptions mesh;
   ParallelModel model;
 
-  Loaded(const fs::path& folder, MeshOptions options, const OpenOptions& how = {})
+  Loaded(const fs::path& folder, const MeshOptions& options, const OpenOptions& how = {})
       : origin(open(folder, how)), mesh(options), model(origin.map, origin.tensors, options) {
     for (int rank = 0; rank < model.size(); ++rank)
       load_rank(origin, model, rank, {.keep_padding = how.training_state, .threads = 1});
