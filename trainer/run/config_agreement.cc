@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <numeric>
 #include <span>
 #include <string>
 #include <utility>
@@ -15,6 +14,7 @@
 #include "distckpt/elements/digest.h"
 #include "models/distributed/messages.h"
 #include "trainer/plan/memory_advice.h"
+#include "trainer/run/all_ranks.h"
 
 namespace ferry::trainer {
 namespace {
@@ -46,9 +46,7 @@ std::string values_of_ranks(const std::vector<ConfigValues>& of_ranks, std::size
 }  // namespace
 
 void require_agreement(const ConfigValues& mine, models::World& world) {
-  std::vector<int> ranks(static_cast<std::size_t>(world.size()));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  const models::ProcessGroup all(world, "configuration", std::move(ranks));
+  const auto all = all_ranks(world, "configuration");
   const auto digests = models::gather(all, digest_of(mine));
   if (std::ranges::count(digests, digests.front()) == std::ssize(digests)) return;
   const auto of_ranks = models::gather(all, mine);

@@ -4,7 +4,6 @@
 #include <fmt/ranges.h>
 
 #include <cstddef>
-#include <numeric>
 #include <sstream>
 #include <utility>
 #include <vector>
@@ -20,6 +19,7 @@
 #include "trainer/plan/auto_settings.h"
 #include "trainer/plan/host_misfits.h"
 #include "trainer/plan/plan_text.h"
+#include "trainer/run/all_ranks.h"
 #include "trainer/run/config_agreement.h"
 
 namespace ferry::trainer {
@@ -30,12 +30,6 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(
 
 namespace {
 
-std::vector<int> all_ranks(const models::World& world) {
-  std::vector<int> ranks(static_cast<std::size_t>(world.size()));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return ranks;
-}
-
 // The device that stands for those of all ranks. Called by all.
 DeviceSpec device_of(models::World& world) {
   const auto device = world.device();
@@ -43,12 +37,12 @@ DeviceSpec device_of(models::World& world) {
   if (device.is_cuda())
     mine = find_device(models::device_name(device)).value_or(DeviceSpec{.name = "GPU"});
   mine.memory = models::total_memory(device).value_or(host_room());
-  return slowest_of(models::gather(models::ProcessGroup(world, "plan", all_ranks(world)), mine));
+  return slowest_of(models::gather(all_ranks(world, "plan"), mine));
 }
 
 // The ranks' shares of their hosts, before any of it is pinned. Called by all.
 std::vector<HostShare> hosts_of(models::World& world) {
-  return models::gather(models::ProcessGroup(world, "hosts", all_ranks(world)),
+  return models::gather(all_ranks(world, "hosts"),
                         HostShare{.host = host_name(), .available = host_room()});
 }
 

@@ -4,12 +4,11 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <numeric>
-#include <utility>
 
 #include "models/device/memory_error.h"
 #include "trainer/config/ppo_rules.h"
 #include "trainer/engine/out_of_memory.h"
+#include "trainer/run/all_ranks.h"
 
 namespace ferry::trainer {
 RankMemory::RankMemory(const RolloutConfig& rollout, models::World& world)
@@ -76,9 +75,7 @@ std::vector<std::string> RankMemory::expect() const {
     const auto note = role->memory().expect(!role->trains(), room(world_.device()) - returning);
     if (!note.empty()) mine.push_back(fmt::format("{}: {}", name_of(role->options().role), note));
   }
-  std::vector<int> ranks(static_cast<std::size_t>(world_.size()));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return gather_notes(models::ProcessGroup(world_, "memory", std::move(ranks)), mine);
+  return gather_notes(all_ranks(world_, "memory"), mine);
 }
 
 }  // namespace ferry::trainer

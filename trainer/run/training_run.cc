@@ -2,11 +2,11 @@
 
 #include <numeric>
 #include <string>
-#include <utility>
 
 #include "distckpt/base/error.h"
 #include "models/distributed/messages.h"
 #include "models/distributed/world.h"
+#include "trainer/run/all_ranks.h"
 
 namespace ferry::trainer {
 
@@ -33,11 +33,8 @@ RunLength run_length(const TrainerConfig& run,
 
 ParsedRows count_together(models::World& world,
                           const std::function<ParsedRows(int rank, int num_ranks)>& count) {
-  std::vector<int> ranks(static_cast<std::size_t>(world.size()));
-  std::iota(ranks.begin(), ranks.end(), 0);
   auto rows = count(world.rank(), world.size());
-  const auto counts =
-      models::gather(models::ProcessGroup(world, "records", std::move(ranks)), rows.count);
+  const auto counts = models::gather(all_ranks(world, "records"), rows.count);
   rows.count = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
   return rows;
 }
