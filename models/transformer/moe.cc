@@ -51,9 +51,15 @@ at::Tensor Experts::own_fc2_bias() const {
   return at::constant_pad_nd(mine, {before, all.size(1) - before - columns});
 }
 
+at::Tensor Experts::of_all_ranks(const at::Tensor& hidden) const {
+  const auto& etp = setup_.mesh.etp();
+  return etp.size() > 1 && setup_.alignment() == Alignment::kBitwise
+             ? gather_from_tensor_model_parallel_region(hidden, etp, /*replicated=*/false)
+             : hidden;
+}
+
 at::Tensor Experts::forward(const at::Tensor& rows, const at::Tensor& ends) const {
   const auto alignment = setup_.alignment();
-  const auto& etp = setup_.mesh.etp();
   // A bias is added to the rounded product.
   const auto each = [&](const at::Tensor& x, const at::Tensor& weights, const at::Tensor& biases) {
     const auto plus_bias = [&](const at::Tensor& y, std::int64_t expert) {
@@ -82,13 +88,10 @@ at::Tensor Experts::forward(const at::Tensor& rows, const at::Tensor& ends) cons
   // On a GPU one kernel adds the bias, too.
   const bool fuses_bias = rows.is_cuda() && rows.size(0) > 0 && fc1_bias_.defined() &&
                           setup_.config.activation == Activation::kQuickGeglu;
-  const auto activate = [this, &etp, ends, fuses_bias, alignment](const at::Tensor& gate_up) {
-    const auto mine =
+  const auto activate = [this, ends, fuses_bias](const at::Tensor& gate_up) {
+    return of_all_ranks(
         fuses_bias ? quick_geglu(gate_up, {.values = fc1_bias_, .ends = ends}, geglu_options())
-                   : activated(gate_up);
-    return etp.size() > 1 && alignment == Alignment::kBitwise
-               ? gather_from_tensor_model_parallel_region(mine, etp, /*replicated=*/false)
-               : mine;
+                   : activated(gate_up));
   };
   const auto gate_up = each(rows, fc1_, fuses_bias ? at::Tensor() : fc1_bias_);
   const auto hidden = activate(gate_up);
@@ -98,28 +101,39 @@ at::Tensor Experts::forward(const at::Tensor& rows, const at::Tensor& ends) cons
   return results;
 }
 
-// Grouped products are faster from about two choices an expert on
-// (tests/bench/kernels/experts_bench.cc). Ranks of an expert tensor parallel group would each add
-// the whole bias, and in kBitwise gather between the products.
+bool Experts::has_kernels() const {
+  const auto activation = setup_.config.activation;
+  return !at::GradMode::is_enabled() &&
+         (activation == Activation::kSilu || activation == Activation::kQuickGeglu) &&
+         serves_experts(weights(), setup_.alignment());
+}
+
+// Ranks of an expert tensor parallel group would each add the whole bias, and in kBitwise gather
+// between the products.
 bool Experts::takes_few(const at::Tensor& choices) const {
-  const bool knows_activation = setup_.config.activation == Activation::kSilu ||
-                                setup_.config.activation == Activation::kQuickGeglu;
   const auto alignment = setup_.alignment();
   const bool whole = setup_.mesh.etp().size() == 1;
-  return !at::GradMode::is_enabled() && knows_activation &&
-         (whole || (!fc1_bias_.defined() && alignment == Alignment::kFast)) &&
-         setup_.mesh.ep().size() == 1 && choices.numel() <= 2 * setup_.config.num_moe_experts &&
-         few_choices_supported(weights(), choices.numel(), alignment);
+  return (whole || (!fc1_bias_.defined() && alignment == Alignment::kFast)) &&
+         setup_.mesh.ep().size() == 1 && has_kernels() &&
+         few_tokens_supported(weights(), choices, alignment);
 }
 
 at::Tensor Experts::forward_few(const at::Tensor& x,
                                 const at::Tensor& choices,
                                 const at::Tensor& of_choices) const {
-  const auto all = weights();
-  const auto alignment = setup_.alignment();
-  if (few_tokens_supported(all, choices, alignment))
-    return apply_experts_to_few_tokens(x, choices, of_choices, all, alignment);
-  return combine_choices(apply_experts_to_few(x, choices, all, alignment), {}, of_choices);
+  return apply_experts_to_few_tokens(x, choices, of_choices, weights(), setup_.alignment());
+}
+
+// Grouped products are faster for more rows of an expert (tests/bench/kernels/experts_bench.cc).
+at::Tensor Experts::generate(const at::Tensor& x, const ExpertOrder& places) const {
+  constexpr std::int64_t kMostRowsOfExpert = 64;
+  const auto& config = setup_.config;
+  const auto choices = places.order.size(0);
+  if (choices > kMostRowsOfExpert * config.num_moe_experts || !has_kernels())
+    return forward(gather_choices(x, places, config.moe_router_topk, choices), places.ends);
+  const auto hidden =
+      of_all_ranks(gated_expert_products(x, places, config.moe_router_topk, weights()));
+  return expert_products(hidden, places.ends, fc2_, own_fc2_bias());
 }
 
 ExpertWeights Experts::weights() const {
@@ -218,10 +232,8 @@ at::Tensor MoELayer::compute_own_experts(const at::Tensor& rows, const RouterCho
     return sum_over_ranks(experts_.forward_few(x, routing.experts, routing.weights));
   const auto local = setup_.config.num_moe_experts / ep.size();
   const auto places = expert_order(routing.experts.reshape({-1}), {ep.rank() * local, local});
-  const auto topk = setup_.config.moe_router_topk;
   const auto& inverse = places.inverse;
-  const auto results =
-      experts_.forward(gather_choices(x, places, topk, inverse.size(0)), places.ends);
+  const auto results = experts_.generate(x, places);
   at::Tensor end;  // of the rows that this rank has computed
   if (ep.size() > 1) end = places.ends.narrow(0, local - 1, 1);
   if (ep.size() > 1 && bitwise) {

@@ -30,14 +30,15 @@ class Experts {
 
   // rows [rows, hidden], those of the rank's first expert first; ends [experts], int32: the end of
   // each expert's rows, where the rows are; nobody reads results of rows behind them -> [rows,
-  // hidden]. On a GPU the host reads nothing. With
-  // expert tensor parallelism the result is this rank's summand in kFast, and its columns, [rows,
-  // hidden/etp], in kBitwise.
+  // hidden]. On a GPU the host reads nothing. With expert tensor parallelism the result is this
+  // rank's summand in kFast, and its columns, [rows, hidden/etp], in kBitwise.
   at::Tensor forward(const at::Tensor& rows, const at::Tensor& ends) const;
+  // The same of the rows of x [tokens, hidden] in the order of `places`, those of all experts'
+  // choices, for generation.
+  at::Tensor generate(const at::Tensor& x, const ExpertOrder& places) const;
 
-  // The sums over each token's choices of the same, for so few choices [tokens, topk] that reading
-  // the weights takes all the time, in kFast without gradients: x [tokens, hidden], of_choices
-  // [tokens, topk] -> [tokens, hidden].
+  // The sums over each token's choices of the same, for the choices [tokens, topk] of few tokens
+  // without gradients: x [tokens, hidden], of_choices [tokens, topk] -> [tokens, hidden].
   bool takes_few(const at::Tensor& choices) const;
   at::Tensor forward_few(const at::Tensor& x,
                          const at::Tensor& choices,
@@ -45,7 +46,9 @@ class Experts {
 
  private:
   at::Tensor activated(const at::Tensor& gate_up) const;
+  at::Tensor of_all_ranks(const at::Tensor& hidden) const;
   at::Tensor own_fc2_bias() const;
+  bool has_kernels() const;
   QuickGeglu geglu_options() const;
   ExpertWeights weights() const;
 

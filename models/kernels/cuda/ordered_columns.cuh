@@ -5,6 +5,7 @@
 // on their way while it multiplies.
 #pragma once
 
+#include "models/kernels/cuda/tensor_cores.cuh"
 #include "models/kernels/cuda/weight_lines.cuh"
 
 namespace ferry::models::launch {
@@ -45,7 +46,7 @@ class OrderedColumns {
   __device__ void begin() {
     for (int chunk = 0; chunk < kStages - 1; ++chunk) {
       copy_lines(chunk);
-      commit();
+      commit_copies();
     }
   }
 
@@ -61,7 +62,7 @@ class OrderedColumns {
       step(chunk, rows, now, next, sums);
       if (chunk + 1 < chunks_) step(chunk + 1, rows, next, now, sums);
     }
-    asm volatile("cp.async.wait_all;" ::: "memory");
+    wait_for_copies<0>();
     __syncwarp();
   }
   __device__ static int line_of(int q) {
@@ -100,22 +101,15 @@ class OrderedColumns {
     return chunk % kStages * kStageBytes;
   }
 
-  __device__ static void copy(std::uint32_t to, const Bf16* from) {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from)
-                 : "memory");
-  }
-  __device__ static void commit() {
-    asm volatile("cp.async.commit_group;" ::: "memory");
-  }
-
   __device__ void copy_lines(int chunk) const {
     if (chunk >= chunks_) return;
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile)
 #pragma unroll
       for (int i = 0; i < kLinesOfLane; ++i)
-        copy(ring_ + stage(chunk) + tile * kTileBytes + place(line_of_lane(i), unit_of_lane()),
-             lines_[tile][i] + static_cast<std::int64_t>(chunk) * kRingChannels);
+        copy_async(
+            ring_ + stage(chunk) + tile * kTileBytes + place(line_of_lane(i), unit_of_lane()),
+            lines_[tile][i] + static_cast<std::int64_t>(chunk) * kRingChannels);
   }
 
   __device__ static int place_of_row(int i) {
@@ -139,22 +133,17 @@ class OrderedColumns {
 #pragma unroll
     for (int i = 0; i < kRowsOfLane; ++i)
       if (rows[i] != nullptr)
-        copy(ring_ + stage(chunk) + place_of_row(i),
-             rows[i] + static_cast<std::int64_t>(chunk) * kRingChannels + unit_of_lane() * kWide);
+        copy_async(
+            ring_ + stage(chunk) + place_of_row(i),
+            rows[i] + static_cast<std::int64_t>(chunk) * kRingChannels + unit_of_lane() * kWide);
   }
 
   // Waits for the first of kStages - 1 chunks that are on their way.
   __device__ static void wait() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(kStages - 2) : "memory");
+    wait_for_copies<kStages - 2>();
     __syncwarp();
   }
 
-  __device__ static void read_matrices(std::uint32_t from, std::uint32_t (&to)[4]) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-                 : "r"(from)
-                 : "memory");
-  }
   __device__ void read(int chunk, Fragments& to) const {
     const auto from = ring_ + stage(chunk);
 #pragma unroll
@@ -184,22 +173,14 @@ class OrderedColumns {
     __syncwarp();
     copy_lines(chunk + kStages - 1);
     copy_rows(chunk + kStages - 1, rows);
-    commit();
+    commit_copies();
     wait();
     if (chunk + 1 < chunks_) read(chunk + 1, next);
 #pragma unroll
     for (int i = 0; i < kSteps; ++i)
 #pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) add(now.lines[tile][i], now.rows[i], sums[tile]);
-  }
-  __device__ static void add(const std::uint32_t (&lines)[4],
-                             const std::uint32_t (&rows)[2],
-                             float (&sums)[4]) {
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-        "{%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-        : "r"(lines[0]), "r"(lines[1]), "r"(lines[2]), "r"(lines[3]), "r"(rows[0]), "r"(rows[1]));
+      for (int tile = 0; tile < kTiles; ++tile)
+        multiply_add(now.lines[tile][i], now.rows[i][0], now.rows[i][1], sums[tile]);
   }
 
   unsigned char* shared_;

@@ -94,37 +94,51 @@ cudaError_t choose_by_sigmoid(const float* logits,
                               const SigmoidShape& shape,
                               cudaStream_t stream);
 
-// A product of few rows with the weights of their experts, [experts, columns, in] in bf16; gated:
-// [experts, 2 * columns, in], whose halves swiglu joins, or quick_geglu. The product that is not
-// gated follows the gated one of the same choices at once.
+// What joins the halves of a gated product: swiglu, or quick_geglu with these settings.
+struct GatedActivation {
+  bool quick = false;
+  float clamp = 0;
+  float offset = 0;
+};
+
+// Products with the weights of experts in bf16, [experts, columns, in], of rows that are sorted by
+// expert, those of expert e up to ends[e]; gated: [experts, 2 * columns, in], whose halves the
+// activation joins. Results lie as the rows do; those of no expert are not written. Sums are those
+// of grouped products (models/kernels/cuda/ordered_columns.cuh).
+struct GroupedShape {
+  std::int64_t experts = 0;
+  std::int64_t in = 0;       // a multiple of 64
+  std::int64_t columns = 0;  // a multiple of 8
+  bool gated = false;
+  GatedActivation activation{};
+  std::int64_t topk = 1;  // row i is row order[i] / topk of x
+};
+bool grouped_experts_supported(const GroupedShape& shape);
+cudaError_t grouped_expert_rows(const void* x,
+                                const std::int64_t* order,  // or null: row i is row i of x
+                                const std::int32_t* ends,   // [experts]
+                                const void* weights,
+                                const void* biases,  // or null: [experts, rows of its weights]
+                                void* y,
+                                GroupedShape shape,
+                                cudaStream_t stream);
+
+// The same for few tokens: an expert is read once for each token that chose it. First the gated
+// product of a row for each token, y [choices, columns], then the other with combine_choices() of
+// it, y [tokens, columns], which follows the first one at once.
 struct FewRowsShape {
   ChoicesShape choices{};
   std::int64_t in = 0;
   std::int64_t columns = 0;
-  bool gated = false;
-  bool of_tokens = false;  // x has a row for each token, else for each choice
-  bool quick = false;      // quick_geglu, with these settings
-  float clamp = 0;
-  float offset = 0;
+  GatedActivation activation{};
 };
 using ExpertProduct = cudaError_t(const void* x,
                                   const std::int64_t* choices,
                                   const void* weights,
-                                  const void* biases,  // or null: [experts, rows of its weights]
+                                  const void* biases,  // or null
                                   void* y,
                                   FewRowsShape shape,
                                   cudaStream_t stream);
-bool few_rows_supported(std::int64_t in);
-ExpertProduct expert_rows;
-
-// The same, whose sums are those of grouped products (models/kernels/cuda/ordered_columns.cuh).
-constexpr int kMostOrderedChoices = 256;
-bool ordered_experts_supported(const FewRowsShape& shape);
-ExpertProduct ordered_expert_rows;
-
-// expert_rows() for few tokens: an expert is read once for each token that chose it. First the
-// gated product of a row for each token, then the other with combine_choices() of it, y [tokens,
-// columns].
 using CombinedProduct = cudaError_t(const void* x,
                                     const std::int64_t* choices,
                                     const void* weights,
@@ -137,8 +151,9 @@ using CombinedProduct = cudaError_t(const void* x,
 bool few_tokens_supported(const FewRowsShape& shape);
 ExpertProduct gated_expert_rows;
 CombinedProduct combined_expert_rows;
-// The same with the sums of ordered_expert_rows(), which may have formed the gated product.
-bool ordered_combined_supported(const FewRowsShape& shape);
+// With the sums of grouped products. A token's choices are of different experts.
+bool ordered_experts_supported(const FewRowsShape& shape);
+ExpertProduct ordered_gated_rows;
 CombinedProduct ordered_combined_rows;
 
 // The logits of few tokens, x [tokens, hidden] by weight [experts, hidden], all in bf16, and
@@ -153,6 +168,7 @@ using RouteProduct = cudaError_t(const void* x,
                                  std::int64_t hidden,
                                  bool normalize,
                                  cudaStream_t stream);
+bool route_few_supported(ChoicesShape shape, std::int64_t hidden);
 RouteProduct route_few;
 bool route_ordered_supported(ChoicesShape shape, std::int64_t hidden);
 RouteProduct route_ordered;

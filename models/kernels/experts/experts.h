@@ -145,23 +145,30 @@ struct ExpertWeights {
   std::optional<QuickGeglu> quick = {};  // instead of swiglu
 };
 
-// The largest number of choices that apply_experts_to_few() takes: with more, grouped products are
-// faster (tests/bench/kernels/experts_bench.cc). In kBitwise false where its sums, which are
-// compared once for shapes of weights, outside of CUDA graphs, are not those of grouped products.
-inline constexpr std::int64_t kMostFewChoices = 256;
-bool few_choices_supported(const ExpertWeights& weights, std::int64_t choices, Alignment alignment);
+// True where kernels of our own serve the products of these experts on a GPU, which read an
+// expert's weights once for 64 of its rows, and no weights of others. Their sums are those of
+// grouped products; in kBitwise that is compared once for shapes of weights, outside of CUDA
+// graphs, and false where it does not hold.
+bool serves_experts(const ExpertWeights& weights, Alignment alignment);
 
-// The results of each choice's expert for few tokens: each expert that is chosen is read about
-// once, and no other. x [tokens, hidden], experts [tokens, topk] int64, on a GPU -> [choices,
-// hidden], in the order of the choices. A row's result depends on no other row. Not differentiable.
-at::Tensor apply_experts_to_few(const at::Tensor& x,
-                                const at::Tensor& experts,
-                                const ExpertWeights& weights,
-                                Alignment alignment);
+// The gated products of choices, activated: rows of x [tokens, hidden] in the order of `places`,
+// whose experts are the weights' -> [choices, ffn]. Rows behind the last expert's are not written.
+// Not differentiable.
+at::Tensor gated_expert_products(const at::Tensor& x,
+                                 const ExpertOrder& places,
+                                 std::int64_t topk,
+                                 const ExpertWeights& weights);
+// The products of rows [rows, k] in that order with weights [experts, n, k], plus `biases`
+// [experts, n], or undefined -> [rows, n]. The same holds.
+at::Tensor expert_products(const at::Tensor& rows,
+                           const at::Tensor& ends,
+                           const at::Tensor& weights,
+                           const at::Tensor& biases);
 
-// combine_choices() of it with the same bits, [tokens, hidden], for at most kMostFewTokens tokens
+// combine_choices() of the products of both, [tokens, hidden], for at most kMostFewTokens tokens
 // that are unlikely to share experts: a layer of two kernels, which read an expert once for each
-// token. of_choices [tokens, topk].
+// token. x [tokens, hidden], experts [tokens, topk] int64, of_choices [tokens, topk]. kBitwise: the
+// same bits. A row's result depends on no other row. Not differentiable.
 bool few_tokens_supported(const ExpertWeights& weights,
                           const at::Tensor& experts,
                           Alignment alignment);

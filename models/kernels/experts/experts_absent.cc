@@ -19,8 +19,9 @@ ChosenExperts choose_by_sigmoid(Input, Input, const SigmoidChoice&) { no_cuda();
 bool chooses_by_sigmoid(std::int64_t, const SigmoidChoice&, at::Device, Alignment) { return false; }
 bool few_routed_supported(Input, Input, std::int64_t, Alignment) { return false; }
 ChosenExperts route_few(Input, Input, std::int64_t, bool, Alignment) { no_cuda(); }
-bool few_choices_supported(const ExpertWeights&, std::int64_t, Alignment) { return false; }
-at::Tensor apply_experts_to_few(Input, Input, const ExpertWeights&, Alignment) { no_cuda(); }
+bool serves_experts(const ExpertWeights&, Alignment) { return false; }
+at::Tensor gated_expert_products(Input, const ExpertOrder&, std::int64_t, const ExpertWeights&) { no_cuda(); }
+at::Tensor expert_products(Input, Input, Input, Input) { no_cuda(); }
 bool few_tokens_supported(const ExpertWeights&, Input, Alignment) { return false; }
 at::Tensor apply_experts_to_few_tokens(Input, Input, Input, const ExpertWeights&, Alignment) { no_cuda(); }
 // clang-format on

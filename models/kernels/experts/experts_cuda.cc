@@ -3,6 +3,7 @@
 
 #include <limits>
 #include <tuple>
+#include <vector>
 
 #include "distckpt/base/error.h"
 #include "models/kernels/cuda/cuda_call.h"
@@ -30,32 +31,38 @@ const void* data_or_null(const at::Tensor& values) {
   return values.defined() ? values.const_data_ptr() : nullptr;
 }
 
-// True if the kernel of ordered_experts.cu adds up along K as grouped products do: compared on
-// operands whose sums cancel, so that results consist of roundings.
+// True if our kernels add up along K as grouped products do: compared on operands whose sums
+// cancel, so that results consist of roundings. The experts have so few and so many rows that each
+// form of the kernels serves one.
 bool adds_as_grouped_products(const at::Tensor& weight) {
-  constexpr std::int64_t kExperts = 4;
-  constexpr std::int64_t kRows = 12;
+  const std::vector<std::int64_t> counts{3, 24, 0, 150};
+  constexpr std::int64_t kFew = 4;  // rows of the kernels for few tokens
+  const auto experts = static_cast<std::int64_t>(counts.size());
   const auto n = weight.size(1);
   const auto k = weight.size(2);
-  const launch::FewRowsShape shape{
-      .choices = {.tokens = kRows, .topk = 1, .experts = kExperts}, .in = k, .columns = n};
-  if (!launch::ordered_experts_supported(shape)) return false;
+  if (!launch::grouped_experts_supported({.experts = experts, .in = k, .columns = n})) return false;
+  std::vector<std::int32_t> last;
+  std::int64_t total = 0;
+  for (const auto count : counts) last.push_back(static_cast<std::int32_t>(total += count));
   const auto of_sums_that_cancel = [&](at::IntArrayRef sizes, double sign) {
     auto values = at::randn(sizes, weight.options());
     values.narrow(-1, k / 2, k / 2).copy_(values.narrow(-1, 0, k / 2) * sign);
     return values;
   };
-  const auto weights = of_sums_that_cancel({kExperts, n, k}, -1);
-  const auto rows = of_sums_that_cancel({kRows, k}, 1);
-  const auto choices =
-      at::arange(kRows, rows.options().dtype(at::kLong)).div(kRows / kExperts, "trunc");
-  const auto ends =
-      at::arange(1, kExperts + 1, rows.options().dtype(at::kInt)).mul_(kRows / kExperts);
-  auto y = at::empty({kRows, n}, rows.options());
-  check(launch::ordered_expert_rows(rows.const_data_ptr(), choices.const_data_ptr<std::int64_t>(),
-                                    weights.const_data_ptr(), nullptr, y.mutable_data_ptr(), shape,
-                                    stream()));
-  return at::equal(y, at::_grouped_mm(rows, weights.transpose(1, 2), ends));
+  const auto weights = of_sums_that_cancel({experts, n, k}, -1);
+  const auto rows = of_sums_that_cancel({total, k}, 1);
+  const auto ends = at::tensor(last, at::kInt).to(weight.device());
+  const auto expected = at::_grouped_mm(rows, weights.transpose(1, 2), ends);
+  if (!at::equal(expert_products(rows, ends, weights, {}), expected)) return false;
+  const launch::FewRowsShape few{
+      .choices = {.tokens = kFew, .topk = 1, .experts = experts}, .in = k, .columns = n};
+  const auto choices = at::tensor({0, 0, 0, 1}, rows.options().dtype(at::kLong));
+  const auto ones = at::ones({kFew, 1}, rows.options());
+  auto y = at::empty({kFew, n}, rows.options());
+  check(launch::ordered_combined_rows(rows.const_data_ptr(), choices.const_data_ptr<std::int64_t>(),
+                                      weights.const_data_ptr(), nullptr, ones.const_data_ptr(),
+                                      y.mutable_data_ptr(), few, launch::Element::kBf16, stream()));
+  return at::equal(y, expected.narrow(0, 0, kFew));
 }
 
 bool has_order_of_grouped_products(const at::Tensor& weight) {
@@ -64,26 +71,25 @@ bool has_order_of_grouped_products(const at::Tensor& weight) {
                [&] { return adds_as_grouped_products(weight); });
 }
 
+launch::GatedActivation activation_of(const ExpertWeights& weights) {
+  constexpr float kUnlimited = std::numeric_limits<float>::infinity();
+  const auto& quick = weights.quick;
+  if (!quick) return {};
+  return {.quick = true,
+          .clamp = quick->clamp ? static_cast<float>(*quick->clamp) : kUnlimited,
+          .offset = static_cast<float>(quick->offset)};
+}
+
 // The shapes of the gated product, and of the one behind it.
 launch::FewRowsShape gated_shape(const at::Tensor& choices, const ExpertWeights& weights) {
-  launch::FewRowsShape shape{.choices = shape_of(choices, weights.fc1.size(0)),
-                             .in = weights.fc1.size(2),
-                             .columns = weights.fc2.size(2),
-                             .gated = true,
-                             .of_tokens = true,
-                             .quick = weights.quick.has_value()};
-  if (const auto& quick = weights.quick) {
-    constexpr float kUnlimited = std::numeric_limits<float>::infinity();
-    shape.clamp = quick->clamp ? static_cast<float>(*quick->clamp) : kUnlimited;
-    shape.offset = static_cast<float>(quick->offset);
-  }
-  return shape;
+  return {.choices = shape_of(choices, weights.fc1.size(0)),
+          .in = weights.fc1.size(2),
+          .columns = weights.fc2.size(2),
+          .activation = activation_of(weights)};
 }
 launch::FewRowsShape second_shape(launch::FewRowsShape shape, const ExpertWeights& weights) {
   shape.in = weights.fc2.size(2);
   shape.columns = weights.fc2.size(1);
-  shape.gated = false;
-  shape.of_tokens = false;
   return shape;
 }
 
@@ -278,10 +284,11 @@ bool few_routed_supported(const at::Tensor& x,
       weight.scalar_type() != at::kBFloat16 || !weight.is_contiguous() ||
       !chooses_in_one_kernel(weight.size(0), topk))
     return false;
-  if (alignment == Alignment::kFast) return launch::few_rows_supported(weight.size(1));
-  return launch::route_ordered_supported(
-             {.tokens = x.size(0), .topk = topk, .experts = weight.size(0)}, weight.size(1)) &&
-         adds_in_order(weight) && chooses_as_aten(weight.size(0), topk, x.device());
+  const launch::ChoicesShape shape{.tokens = x.size(0), .topk = topk, .experts = weight.size(0)};
+  const auto hidden = weight.size(1);
+  if (alignment == Alignment::kFast) return launch::route_few_supported(shape, hidden);
+  return launch::route_ordered_supported(shape, hidden) && adds_in_order(weight) &&
+         chooses_as_aten(weight.size(0), topk, x.device());
 }
 
 ChosenExperts route_few(const at::Tensor& x,
@@ -304,37 +311,57 @@ ChosenExperts route_few(const at::Tensor& x,
   return chosen;
 }
 
-bool few_choices_supported(const ExpertWeights& weights,
-                           std::int64_t choices,
-                           Alignment alignment) {
+bool serves_experts(const ExpertWeights& weights, Alignment alignment) {
   const auto& [fc1, fc2, fc1_bias, fc2_bias, quick] = weights;
-  if (!fc1.is_cuda() || fc1.scalar_type() != at::kBFloat16 || choices > kMostFewChoices ||
-      !fc1.is_contiguous() || !fc2.is_contiguous())
+  if (!fc1.is_cuda() || fc1.scalar_type() != at::kBFloat16 || !fc1.is_contiguous() ||
+      !fc2.is_contiguous())
     return false;
-  if (alignment == Alignment::kFast)
-    return launch::few_rows_supported(fc1.size(2)) && launch::few_rows_supported(fc2.size(2));
-  return has_order_of_grouped_products(fc1) && has_order_of_grouped_products(fc2);
+  const auto supported = [](const at::Tensor& weight, std::int64_t halves) {
+    return launch::grouped_experts_supported({.experts = weight.size(0),
+                                              .in = weight.size(2),
+                                              .columns = weight.size(1) / halves,
+                                              .gated = halves == 2});
+  };
+  return supported(fc1, 2) && supported(fc2, 1) &&
+         (alignment == Alignment::kFast ||
+          (has_order_of_grouped_products(fc1) && has_order_of_grouped_products(fc2)));
 }
 
-at::Tensor apply_experts_to_few(const at::Tensor& x,
-                                const at::Tensor& experts,
-                                const ExpertWeights& weights,
-                                Alignment alignment) {
+at::Tensor gated_expert_products(const at::Tensor& x,
+                                 const ExpertOrder& places,
+                                 std::int64_t topk,
+                                 const ExpertWeights& weights) {
   const c10::cuda::CUDAGuard device(x.device());
-  const auto& [fc1, fc2, fc1_bias, fc2_bias, quick] = weights;
   const auto rows = x.contiguous();
-  const auto choices = experts.contiguous();
-  const auto shape = gated_shape(choices, weights);
-  auto hidden = at::empty({choices.numel(), shape.columns}, rows.options());
-  auto y = at::empty({choices.numel(), fc2.size(1)}, rows.options());
-  if (choices.numel() == 0) return y;
-  const auto* const numbers = choices.const_data_ptr<std::int64_t>();
-  const auto product =
-      alignment == Alignment::kFast ? launch::expert_rows : launch::ordered_expert_rows;
-  check(product(rows.const_data_ptr(), numbers, fc1.const_data_ptr(), data_or_null(fc1_bias),
-                hidden.mutable_data_ptr(), shape, stream()));
-  check(product(hidden.const_data_ptr(), numbers, fc2.const_data_ptr(), data_or_null(fc2_bias),
-                y.mutable_data_ptr(), second_shape(shape, weights), stream()));
+  const auto biases = weights.fc1_bias.defined() ? weights.fc1_bias.contiguous() : weights.fc1_bias;
+  launch::GroupedShape shape{.experts = weights.fc1.size(0),
+                             .in = weights.fc1.size(2),
+                             .columns = weights.fc1.size(1) / 2,
+                             .gated = true,
+                             .activation = activation_of(weights),
+                             .topk = topk};
+  auto y = at::empty({places.order.size(0), shape.columns}, rows.options());
+  if (y.numel() == 0) return y;
+  check(launch::grouped_expert_rows(
+      rows.const_data_ptr(), places.order.const_data_ptr<std::int64_t>(),
+      places.ends.const_data_ptr<std::int32_t>(), weights.fc1.const_data_ptr(),
+      data_or_null(biases), y.mutable_data_ptr(), shape, stream()));
+  return y;
+}
+
+at::Tensor expert_products(const at::Tensor& rows,
+                           const at::Tensor& ends,
+                           const at::Tensor& weights,
+                           const at::Tensor& biases) {
+  const c10::cuda::CUDAGuard device(rows.device());
+  const auto x = rows.contiguous();
+  const auto added = biases.defined() ? biases.contiguous() : biases;
+  auto y = at::empty({x.size(0), weights.size(1)}, x.options());
+  if (y.numel() == 0) return y;
+  check(launch::grouped_expert_rows(
+      x.const_data_ptr(), nullptr, ends.const_data_ptr<std::int32_t>(), weights.const_data_ptr(),
+      data_or_null(added), y.mutable_data_ptr(),
+      {.experts = weights.size(0), .in = weights.size(2), .columns = weights.size(1)}, stream()));
   return y;
 }
 
@@ -347,12 +374,11 @@ bool few_tokens_supported(const ExpertWeights& weights,
   const auto choices = experts.numel();
   if (experts.size(0) > kMostFewTokens ||
       (experts.size(0) > 1 && kExpertsForAChoice * choices > weights.fc1.size(0)) ||
-      !few_choices_supported(weights, choices, alignment))
+      !serves_experts(weights, alignment))
     return false;
   const auto shape = gated_shape(experts, weights);
-  return alignment == Alignment::kFast
-             ? launch::few_tokens_supported(shape)
-             : launch::ordered_combined_supported(second_shape(shape, weights));
+  return alignment == Alignment::kFast ? launch::few_tokens_supported(shape)
+                                       : launch::ordered_experts_supported(shape);
 }
 
 at::Tensor apply_experts_to_few_tokens(const at::Tensor& x,
@@ -371,7 +397,7 @@ at::Tensor apply_experts_to_few_tokens(const at::Tensor& x,
   if (choices.numel() == 0) return y;
   const auto* const numbers = choices.const_data_ptr<std::int64_t>();
   const bool fast = alignment == Alignment::kFast;
-  const auto gated = fast ? launch::gated_expert_rows : launch::ordered_expert_rows;
+  const auto gated = fast ? launch::gated_expert_rows : launch::ordered_gated_rows;
   const auto combined = fast ? launch::combined_expert_rows : launch::ordered_combined_rows;
   check(gated(rows.const_data_ptr(), numbers, fc1.const_data_ptr(), data_or_null(fc1_bias),
               hidden.mutable_data_ptr(), shape, stream()));

@@ -1,10 +1,9 @@
 #include <cooperative_groups.h>
 
-#include "models/kernels/cuda/gated_units.cuh"
 #include "models/kernels/cuda/weight_lines.cuh"
 #include "models/kernels/experts/choose_for.cuh"
+#include "models/kernels/experts/expert_epilogue.cuh"
 #include "models/kernels/experts/expert_launch.h"
-#include "models/kernels/experts/weighed_sum.cuh"
 
 namespace ferry::models::launch {
 namespace {
@@ -15,12 +14,12 @@ constexpr int kColumns = 4;  // of a warp
 constexpr int kGatedColumns = 2;
 
 // The gated half of a choice's expert: blockIdx.y is the choice.
-__global__ void __launch_bounds__(kWarps* kLanes, 3) gated(const Bf16* x,
-                                                           const std::int64_t* choices,
-                                                           const Bf16* weights,
-                                                           const Bf16* biases,
-                                                           Bf16* y,
-                                                           FewRowsShape shape) {
+__global__ void __launch_bounds__(kWarps* kLanes, 3) gated_rows(const Bf16* x,
+                                                                const std::int64_t* choices,
+                                                                const Bf16* weights,
+                                                                const Bf16* biases,
+                                                                Bf16* y,
+                                                                FewRowsShape shape) {
   const int in = static_cast<int>(shape.in);
   const int columns = static_cast<int>(shape.columns);
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
@@ -47,13 +46,12 @@ __global__ void __launch_bounds__(kWarps* kLanes, 3) gated(const Bf16* x,
   const float up = plus_bias(lane == 0 ? sums[0][kGatedColumns] : sums[0][kGatedColumns + 1],
                              bias == nullptr ? nullptr : bias + columns);
   y[static_cast<std::int64_t>(choice) * columns + column] =
-      narrow<Bf16>(shape.quick ? quick_geglu_of<Bf16>(gate, up, shape.clamp, shape.offset)
-                               : swiglu_of<Bf16>(gate, up));
+      narrow<Bf16>(gated(gate, up, shape.activation));
 }
 
 // A token's results of all its experts, and their weighed sum: a warp multiplies kColumns columns
-// of one choice, `of_choice` warps share a choice of the block. Rounds and adds up as expert_rows()
-// and combine_choices() do.
+// of one choice, `of_choice` warps share a choice of the block. Rounds and adds up choices as
+// combine_choices() does.
 template <typename W, int kBlockWarps>
 __global__ void __launch_bounds__(kBlockWarps* kLanes, 32 / kBlockWarps)
     combined(const Bf16* x,
@@ -164,8 +162,8 @@ cudaError_t gated_expert_rows(const void* x,
   constexpr int kOfBlock = kWarps * kGatedColumns;
   const dim3 blocks(static_cast<unsigned>(ceil_div(shape.columns, kOfBlock)),
                     static_cast<unsigned>(shape.choices.tokens * shape.choices.topk));
-  return launch_dependent(gated, blocks, kWarps * kLanes, 0, stream, static_cast<const Bf16*>(x),
-                          choices, static_cast<const Bf16*>(weights),
+  return launch_dependent(gated_rows, blocks, kWarps * kLanes, 0, stream,
+                          static_cast<const Bf16*>(x), choices, static_cast<const Bf16*>(weights),
                           static_cast<const Bf16*>(biases), static_cast<Bf16*>(y), shape);
 }
 
@@ -200,6 +198,10 @@ cudaError_t combined_expert_rows(const void* x,
   });
 }
 
+bool route_few_supported(ChoicesShape shape, std::int64_t hidden) {
+  return shape.experts <= kMostOfLane * kLanes && shape.topk <= kLanes && hidden % kWide == 0;
+}
+
 cudaError_t route_few(const void* x,
                       const void* weight,
                       void* logits,
@@ -209,8 +211,7 @@ cudaError_t route_few(const void* x,
                       std::int64_t hidden,
                       bool normalize,
                       cudaStream_t stream) {
-  if (shape.experts > kMostOfLane * kLanes || shape.topk > kLanes || hidden % kWide != 0)
-    return cudaErrorInvalidValue;
+  if (!route_few_supported(shape, hidden)) return cudaErrorInvalidValue;
   return launch_dependent(route, dim3(kClusterBlocks, static_cast<unsigned>(shape.tokens)),
                           kRouteWarps * kLanes, 0, stream, static_cast<const Bf16*>(x),
                           static_cast<const Bf16*>(weight), static_cast<Bf16*>(logits), experts,

@@ -1,36 +1,31 @@
-#include "models/kernels/cuda/gated_units.cuh"
 #include "models/kernels/cuda/ordered_columns.cuh"
+#include "models/kernels/experts/expert_epilogue.cuh"
 #include "models/kernels/experts/expert_launch.h"
-#include "models/kernels/experts/weighed_sum.cuh"
 
 namespace ferry::models::launch {
 namespace {
 
-template <bool kGated>
-using Columns = OrderedColumns<kGated ? 2 : 1, kGated ? 9 : 12>;
+using GatedColumns = OrderedColumns<2, 9>;
+constexpr int kMostTokens = kOrderedRows;
 
-// A block of one warp computes 16 columns for all choices of one expert: of expert blockIdx.y, or,
-// where there are fewer choices than experts, of choice blockIdx.y unless an earlier one has it
-// too.
-template <bool kGated>
-__global__ void __launch_bounds__(kLanes) ordered_experts(const Bf16* x,
-                                                          const std::int64_t* choices,
-                                                          const Bf16* weights,
-                                                          const Bf16* biases,
-                                                          Bf16* y,
-                                                          FewRowsShape shape) {
+// The gated half of a choice's expert, blockIdx.y is the choice, for all tokens that have it,
+// unless an earlier one has it, too. A block of one warp computes 16 columns.
+__global__ void __launch_bounds__(kLanes) ordered_gated(const Bf16* x,
+                                                        const std::int64_t* choices,
+                                                        const Bf16* weights,
+                                                        const Bf16* biases,
+                                                        Bf16* y,
+                                                        FewRowsShape shape) {
   extern __shared__ __align__(128) unsigned char shared[];
-  __shared__ int mine[kMostOrderedChoices];
+  __shared__ int mine[kMostTokens];
   const int lane = static_cast<int>(threadIdx.x);
   const int topk = static_cast<int>(shape.choices.topk);
   const int num_choices = static_cast<int>(shape.choices.tokens) * topk;
   const int in = static_cast<int>(shape.in);
   const int columns = static_cast<int>(shape.columns);
   const int block = static_cast<int>(blockIdx.y);
-  const bool by_choice = num_choices < static_cast<int>(shape.choices.experts);
-  // The kernel before this one has waited for the choices, if it is the gated one.
-  if constexpr (kGated) wait_for_inputs();
-  const std::int64_t expert = by_choice ? choices[block] : block;
+  wait_for_inputs();
+  const std::int64_t expert = choices[block];
   int count = 0;
   bool served = false;  // by another block
   for (int first = 0; first < num_choices; first += kLanes) {
@@ -38,49 +33,36 @@ __global__ void __launch_bounds__(kLanes) ordered_experts(const Bf16* x,
     const bool is_mine = choice < num_choices && choices[choice] == expert;
     const auto all = __ballot_sync(kAllLanes, is_mine);
     if (is_mine) mine[count + __popc(all & ((1U << lane) - 1))] = choice;
-    served = served || (by_choice && is_mine && choice < block);
+    served = served || (is_mine && choice < block);
     count += __popc(all);
   }
   __syncwarp();
-  if (__any_sync(kAllLanes, served) || count == 0) return;
+  if (__any_sync(kAllLanes, served)) return;
   const int first = static_cast<int>(blockIdx.x) * kOrderedLines;
-  const std::int64_t first_line = expert * (kGated ? 2 : 1) * columns;
+  const std::int64_t first_line = expert * 2 * columns;
   const auto* const of_expert = weights + (first_line + first) * in;
-  const Bf16* tiles[kGated ? 2 : 1];
-  tiles[0] = of_expert;
-  if constexpr (kGated) tiles[1] = of_expert + static_cast<std::int64_t>(columns) * in;
-  using Ordered = Columns<kGated>;
-  Ordered ordered(shared, tiles, columns - first, in);
+  const Bf16* const tiles[] = {of_expert, of_expert + static_cast<std::int64_t>(columns) * in};
+  GatedColumns ordered(shared, tiles, columns - first, in);
   ordered.begin();
-  if constexpr (!kGated) wait_for_inputs();
+  const Bf16* rows[GatedColumns::kRowsOfLane];
+#pragma unroll
+  for (int i = 0; i < GatedColumns::kRowsOfLane; ++i) {
+    const int at = GatedColumns::row_of_lane(i);
+    rows[i] = at < count ? x + static_cast<std::int64_t>(mine[at] / topk) * in : nullptr;
+  }
+  float sums[2][4] = {};
+  ordered.multiply(rows, sums);
+  release_dependents();
   const auto with_bias = [&](float sum, int line) {
     return plus_bias(sum, biases == nullptr ? nullptr : biases + first_line + line);
   };
-  for (int done = 0; done < count; done += kOrderedRows) {
-    if (done > 0) ordered.begin();
-    const Bf16* rows[Ordered::kRowsOfLane];
 #pragma unroll
-    for (int i = 0; i < Ordered::kRowsOfLane; ++i) {
-      const int at = done + Ordered::row_of_lane(i);
-      const int row = at < count ? (shape.of_tokens ? mine[at] / topk : mine[at]) : -1;
-      rows[i] = row >= 0 ? x + static_cast<std::int64_t>(row) * in : nullptr;
-    }
-    float sums[kGated ? 2 : 1][4] = {};
-    ordered.multiply(rows, sums);
-    if (done + kOrderedRows >= count) release_dependents();
-#pragma unroll
-    for (int q = 0; q < 4; ++q) {
-      const int column = first + Ordered::line_of(q);
-      const int at = done + Ordered::row_of(q);
-      if (column >= columns || at >= count) continue;
-      auto result = with_bias(sums[0][q], column);
-      if constexpr (kGated) {
-        const float up = with_bias(sums[1][q], columns + column);
-        result = shape.quick ? quick_geglu_of<Bf16>(result, up, shape.clamp, shape.offset)
-                             : swiglu_of<Bf16>(result, up);
-      }
-      y[static_cast<std::int64_t>(mine[at]) * columns + column] = narrow<Bf16>(result);
-    }
+  for (int q = 0; q < 4; ++q) {
+    const int column = first + GatedColumns::line_of(q);
+    const int at = GatedColumns::row_of(q);
+    if (column >= columns || at >= count) continue;
+    y[static_cast<std::int64_t>(mine[at]) * columns + column] = narrow<Bf16>(gated(
+        with_bias(sums[0][q], column), with_bias(sums[1][q], columns + column), shape.activation));
   }
 }
 
@@ -136,8 +118,9 @@ __global__ void __launch_bounds__(kMostCombined* kLanes)
 
 }  // namespace
 
-bool ordered_combined_supported(const FewRowsShape& shape) {
-  return ordered_experts_supported(shape) && shape.choices.topk <= kMostCombined;
+bool ordered_experts_supported(const FewRowsShape& shape) {
+  return shape.in % kRingChannels == 0 && shape.choices.tokens <= kMostTokens &&
+         shape.choices.topk <= kMostCombined;
 }
 
 cudaError_t ordered_combined_rows(const void* x,
@@ -149,7 +132,7 @@ cudaError_t ordered_combined_rows(const void* x,
                                   FewRowsShape shape,
                                   Element of_weights,
                                   cudaStream_t stream) {
-  if (!ordered_combined_supported(shape)) return cudaErrorInvalidValue;
+  if (!ordered_experts_supported(shape)) return cudaErrorInvalidValue;
   const auto topk = static_cast<unsigned>(shape.choices.topk);
   const dim3 blocks(static_cast<unsigned>(ceil_div(shape.columns, kOrderedLines)),
                     static_cast<unsigned>(shape.choices.tokens));
@@ -163,29 +146,19 @@ cudaError_t ordered_combined_rows(const void* x,
   });
 }
 
-bool ordered_experts_supported(const FewRowsShape& shape) {
-  return shape.in % kRingChannels == 0 &&
-         shape.choices.tokens * shape.choices.topk <= kMostOrderedChoices;
-}
-
-cudaError_t ordered_expert_rows(const void* x,
-                                const std::int64_t* choices,
-                                const void* weights,
-                                const void* biases,
-                                void* y,
-                                FewRowsShape shape,
-                                cudaStream_t stream) {
+cudaError_t ordered_gated_rows(const void* x,
+                               const std::int64_t* choices,
+                               const void* weights,
+                               const void* biases,
+                               void* y,
+                               FewRowsShape shape,
+                               cudaStream_t stream) {
   if (!ordered_experts_supported(shape)) return cudaErrorInvalidValue;
-  const auto num_choices = shape.choices.tokens * shape.choices.topk;
   const dim3 blocks(static_cast<unsigned>(ceil_div(shape.columns, kOrderedLines)),
-                    static_cast<unsigned>(std::min(num_choices, shape.choices.experts)));
-  const auto run = [&](auto* kernel, int shared_bytes) {
-    return launch_dependent(kernel, blocks, kLanes, static_cast<std::size_t>(shared_bytes), stream,
-                            static_cast<const Bf16*>(x), choices, static_cast<const Bf16*>(weights),
-                            static_cast<const Bf16*>(biases), static_cast<Bf16*>(y), shape);
-  };
-  return shape.gated ? run(ordered_experts<true>, Columns<true>::kSharedBytes)
-                     : run(ordered_experts<false>, Columns<false>::kSharedBytes);
+                    static_cast<unsigned>(shape.choices.tokens * shape.choices.topk));
+  return launch_dependent(ordered_gated, blocks, kLanes, GatedColumns::kSharedBytes, stream,
+                          static_cast<const Bf16*>(x), choices, static_cast<const Bf16*>(weights),
+                          static_cast<const Bf16*>(biases), static_cast<Bf16*>(y), shape);
 }
 
 }  // namespace ferry::models::launch

@@ -1,7 +1,7 @@
 // experts_bench [EXPERTS HIDDEN FFN TOPK [biases]]: the kernels of a mixture of experts on a GPU
 // for 1 to 4,096 tokens, in microseconds: choosing with its product, both in one kernel, sorting,
-// the products of few rows, these summed, the grouped products, combining. GB/s are of the weights
-// of the experts that are chosen.
+// the products of few tokens with their sum, grouped products with the rows they take, kernels of
+// our own for the same, combining. GB/s are of the weights of the experts that are chosen.
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/cuda/CUDAStream.h>
@@ -51,19 +51,19 @@ void run(std::int64_t experts,
   }
   const auto router = at::randn({experts, hidden}, like);
   fmt::print(
-      "                bitwise                         bitwise         bitwise\n"
-      "tokens  choose   route   route    sort  gather     few     few  summed  summed  grouped  "
-      "(GB/s)  combine\n");
-  for (const std::int64_t tokens : {1, 2, 4, 8, 16, 32, 64, 256, 1024, 4096}) {
+      "                bitwise                 bitwise\n"
+      "tokens  choose   route   route    sort  summed  summed  grouped  (GB/s)     own  (GB/s)  "
+      "combine\n");
+  for (const std::int64_t tokens : {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096}) {
     const auto x = at::randn({tokens, hidden}, like);
     const auto logits = at::randn({tokens, experts}, like);
     const auto chosen = choose_experts(logits, topk, true, Alignment::kFast);
     const auto choices = chosen.experts.reshape({-1});
     const auto places = expert_order(choices, {0, experts});
-    const auto rows = x.index_select(0, at::div(places.order, topk, "trunc"));
     const auto active = std::get<0>(at::_unique(choices)).numel();
     const auto gigabytes = static_cast<double>(active * 3 * hidden * ffn * 2) / 1e9;
     const auto grouped = [&] {
+      const auto rows = gather_choices(x, places, topk, choices.numel());
       const auto gate_up = at::_grouped_mm(rows, weights.fc1.transpose(1, 2), places.ends);
       const auto activated =
           has_biases ? quick_geglu(gate_up, {weights.fc1_bias, places.ends}, *weights.quick)
@@ -72,8 +72,6 @@ void run(std::int64_t experts,
       return has_biases ? add_expert_biases(y, {weights.fc2_bias, places.ends}) : y;
     };
     const auto results = grouped();
-    double few = 0;
-    double ordered = 0;
     double summed[2]{};  // fast, bitwise
     double routed[2]{};
     for (const auto alignment : {Alignment::kFast, Alignment::kBitwise}) {
@@ -85,23 +83,23 @@ void run(std::int64_t experts,
       if (few_routed_supported(x, router, topk, alignment))
         routed[i] = microseconds([&] { route_few(x, router, topk, true, alignment); });
     }
-    if (few_choices_supported(weights, choices.numel(), Alignment::kFast))
-      few =
-          microseconds([&] { apply_experts_to_few(x, chosen.experts, weights, Alignment::kFast); });
-    if (few_choices_supported(weights, choices.numel(), Alignment::kBitwise))
-      ordered = microseconds(
-          [&] { apply_experts_to_few(x, chosen.experts, weights, Alignment::kBitwise); });
+    double own = 0;
+    if (serves_experts(weights, Alignment::kBitwise))
+      own = microseconds([&] {
+        expert_products(gated_expert_products(x, places, topk, weights), places.ends, weights.fc2,
+                        weights.fc2_bias);
+      });
     const auto all = microseconds([&] { grouped(); });
+    const auto rate = [&](double taken) { return taken == 0 ? 0 : gigabytes / taken * 1e6; };
     fmt::print(
-        "{:6} {:7.1f} {:7.1f} {:7.1f} {:7.1f} {:7.1f} {:7.1f} {:7.1f} {:7.1f} {:7.1f} {:8.1f} "
-        "{:7.0f} {:8.1f}\n",
+        "{:6} {:7.1f} {:7.1f} {:7.1f} {:7.1f} {:7.1f} {:7.1f} {:8.1f} {:7.0f} {:7.1f} {:7.0f} "
+        "{:8.1f}\n",
         tokens,
         microseconds([&] { choose_experts(at::linear(x, router), topk, true, Alignment::kFast); }),
         routed[0], routed[1], microseconds([&] {
           expert_order(choices, {0, experts});
         }),
-        microseconds([&] { x.index_select(0, at::div(places.order, topk, "trunc")); }), few,
-        ordered, summed[0], summed[1], all, gigabytes / all * 1e6,
+        summed[0], summed[1], all, rate(all), own, rate(own),
         microseconds([&] { combine_choices(results, places.inverse, chosen.weights); }));
   }
 }

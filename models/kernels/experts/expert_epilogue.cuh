@@ -1,9 +1,11 @@
-// The sum of a token's choices in a kernel that computes them.
+// What kernels of experts make of their sums.
 #pragma once
 
 #include <type_traits>
 
+#include "models/kernels/cuda/gated_units.cuh"
 #include "models/kernels/cuda/weight_lines.cuh"
+#include "models/kernels/experts/expert_launch.h"
 
 namespace ferry::models::launch {
 
@@ -30,6 +32,12 @@ __device__ Bf16 weighed_sum(const W* of_choices, int topk, const Result& result)
 __device__ inline float plus_bias(float sum, const Bf16* bias) {
   const float product = rounded<Bf16>(sum);
   return bias == nullptr ? product : rounded<Bf16>(__fadd_rn(product, widen(*bias)));
+}
+
+// The halves of a gated product joined, before the last rounding.
+__device__ inline float gated(float gate, float up, const GatedActivation& activation) {
+  return activation.quick ? quick_geglu_of<Bf16>(gate, up, activation.clamp, activation.offset)
+                          : swiglu_of<Bf16>(gate, up);
 }
 
 }  // namespace ferry::models::launch
