@@ -56,20 +56,33 @@ void PagedContext::store(std::int64_t layer, const at::Tensor& key, const at::Te
   if (group.copied_slots.defined()) cache_.copy(layer, group.copied_slots);
 }
 
-// The keys of all chunks, one sequence after the other: [keys, groups, dim].
+// Chunks that are whole lie side by side in `own`; only the others are gathered one by one.
 at::Tensor PagedContext::gather(std::int64_t layer,
                                 const at::Tensor& cache,
+                                const at::Tensor& own,
                                 std::span<const Chunk> chunks) const {
   const auto group = static_cast<std::int64_t>(cache_.group_of(layer));
-  std::vector<at::Tensor> of_chunks;
-  for (const auto& chunk : chunks)
-    of_chunks.push_back(gathered(cache, chunk.blocks.select(0, group), chunk.num_keys));
-  return of_chunks.size() == 1 ? of_chunks.front() : at::cat(of_chunks);
+  std::vector<at::Tensor> parts;
+  while (!chunks.empty()) {
+    const auto& first = chunks.front();
+    const auto others = std::ranges::find_if_not(chunks, &Chunk::is_whole);
+    const auto whole = static_cast<std::size_t>(others - chunks.begin());
+    if (whole > 0) {
+      const auto& last = chunks[whole - 1];
+      parts.push_back(
+          own.narrow(0, first.row_begin, last.row_begin + last.num_rows - first.row_begin));
+    } else {
+      parts.push_back(gathered(cache, first.blocks.select(0, group), first.num_keys));
+    }
+    chunks = chunks.subspan(std::max<std::size_t>(whole, 1));
+  }
+  return parts.size() == 1 ? parts.front() : at::cat(parts);
 }
 
 // The rows of chunks, part by part, so that the keys that are gathered at a time are bounded:
 // prompts may have long beginnings in common, each of which is gathered for each of them. `attend`
-// gets the rows of its part alone. Others are zeros.
+// gets the rows of its part alone. Rows before the chunks are left to the caller, those behind them
+// are zeros.
 at::Tensor PagedContext::in_parts(
     const at::Tensor& query,
     std::int64_t value_dim,
@@ -82,12 +95,15 @@ at::Tensor PagedContext::in_parts(
   };
   if (parts.size() == 1 && num_rows(parts.front()) == query.size(0))
     return attend(query, parts.front());
-  auto all = query.new_zeros({query.size(0), query.size(1), value_dim});
+  auto all = query.new_empty({query.size(0), query.size(1), value_dim});
+  std::int64_t end = 0;
   for (const auto& part : parts) {
     const auto begin = part.front().row_begin;
     const auto count = num_rows(part);
     all.narrow(0, begin, count).copy_(attend(query.narrow(0, begin, count), part));
+    end = begin + count;
   }
+  all.narrow(0, end, all.size(0) - end).zero_();
   return all;
 }
 
@@ -188,9 +204,7 @@ at::Tensor PagedContext::attend_latents(std::int64_t layer,
     return in_parts(
         query, up.weight.size(1) - up.key_dim, first,
         [&](const at::Tensor& rows, std::span<const Chunk> part) {
-          const bool has_all = std::ranges::all_of(part, &Chunk::is_whole);
-          const auto of_part = has_all ? latents.narrow(0, part.front().row_begin, rows.size(0))
-                                       : gather(layer, cache, part).squeeze(1);
+          const auto of_part = gather(layer, cache, latents.unsqueeze(1), part).squeeze(1);
           const auto keys = models::expand_latents(of_part, up);
           return models::attention(rows, keys.key, keys.value, segments_of(part), options);
         });
@@ -230,7 +244,6 @@ at::Tensor PagedContext::with_chunks(
   return all;
 }
 
-// Chunks that are whole use the step's own keys and values; others gather theirs from the cache.
 at::Tensor PagedContext::attend_chunks(std::int64_t layer,
                                        const at::Tensor& query,
                                        const at::Tensor& key,
@@ -246,8 +259,8 @@ at::Tensor PagedContext::attend_chunks(std::int64_t layer,
   }
   return in_parts(query, value.size(2), first,
                   [&](const at::Tensor& rows, std::span<const Chunk> part) {
-                    return models::attention(rows, gather(layer, cache_.key(layer), part),
-                                             gather(layer, cache_.value(layer), part),
+                    return models::attention(rows, gather(layer, cache_.key(layer), key, part),
+                                             gather(layer, cache_.value(layer), value, part),
                                              segments_of(part), options);
                   });
 }

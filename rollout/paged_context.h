@@ -105,8 +105,11 @@ class PagedContext : public models::InferenceContext {
   const PagedGroup& group_of(std::int64_t layer) const {
     return step_.groups[cache_.group_of(layer)];
   }
+  // The keys of chunks, one sequence after the other: [keys, groups, dim]. own: those of the step's
+  // rows.
   at::Tensor gather(std::int64_t layer,
                     const at::Tensor& cache,
+                    const at::Tensor& own,
                     std::span<const Chunk> chunks) const;
   models::PagedKeys paged(std::int64_t layer, const at::Tensor& key, const at::Tensor& value) const;
 

@@ -3,11 +3,14 @@
 #include "models/kernels/cuda/cuda_element.cuh"
 #include "models/peer/peer_exchange_launch.h"
 
-// Ranks write to each other's memory and read their own only. Two protocols:
+// Ranks write to each other's memory and read their own only. Protocols:
 //   - small messages go in words of 8 bytes, 4 of data and 4 of tag, the number of the exchange. A
 //     word is written and read whole, so that whoever sees the tag has the data (NCCL's LL).
 //   - others go as they are. Each thread block then tells its counterparts on the other ranks that
 //     its part has been sent, by a flag with system-wide release, and waits for theirs.
+//
+//   - gathers of more pass through slots of their own, part by part: a block sends the next part
+//     while the one before it is on its way.
 //
 // An exchange ends on a rank when it has something from every other, whose exchange has begun
 // then and whose exchange before has ended, for kernels of a stream follow each other. So nobody
@@ -56,7 +59,7 @@ struct Sum<std::uint32_t> {
 };
 
 struct Layout {
-  std::int64_t small, bulk, results, bulk_bytes;
+  std::int64_t small, bulk, results, bulk_bytes, stream, part_bytes;
 };
 
 template <typename Exchange>
@@ -91,23 +94,29 @@ __device__ uint2 receive_tagged(const uint4* from, std::uint32_t tag) {
   return {static_cast<std::uint32_t>(first), static_cast<std::uint32_t>(second)};
 }
 
+// Says that all has been sent that this thread, and those it met at a barrier, have written.
+__device__ void say(std::uint32_t* to, std::uint32_t number) {
+  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(to), "r"(number) : "memory");
+}
+// Waits until it has been said. The number may be some ahead by then.
+__device__ void hear(const std::uint32_t* from, std::uint32_t number) {
+  constexpr std::uint32_t kMostAhead = kStreamSlots;
+  std::uint32_t last;
+  do {
+    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(last) : "l"(from) : "memory");
+  } while (last - number > kMostAhead);
+}
+
 // Tells rank `peer` that this block has sent it all of the phase.
 template <typename Exchange>
 __device__ void tell(const Exchange& x, int phase, int peer, std::uint32_t number) {
-  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(
-                   &header_of(x, peer).sent[phase][x.rank][blockIdx.x]),
-               "r"(number)
-               : "memory");
+  say(&header_of(x, peer).sent[phase][x.rank][blockIdx.x], number);
 }
 
 // Waits for that block of rank `peer` to do so.
 template <typename Exchange>
 __device__ void await(const Exchange& x, int phase, int peer, int block, std::uint32_t number) {
-  const auto* const sent = &header_of(x, x.rank).sent[phase][peer][block];
-  std::uint32_t last;
-  do {
-    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(last) : "l"(sent) : "memory");
-  } while (last - number > 1);  // the peer may be one ahead
+  hear(&header_of(x, x.rank).sent[phase][peer][block], number);
 }
 
 // Tells the other ranks' blocks of this number that this one has sent all of the phase, and waits
@@ -133,12 +142,15 @@ __device__ void meet_all(const PeerRows& x, std::uint32_t number) {
   __syncthreads();
 }
 
+// Adds `count` to a number of this rank's header when the last block ends.
 template <typename Exchange>
-__device__ void end_exchange(const Exchange& x) {
+__device__ void end_exchange(const Exchange& x,
+                             std::uint32_t PeerHeader::*number = &PeerHeader::exchanges,
+                             std::uint32_t count = 1) {
   __syncthreads();
   if (threadIdx.x != 0) return;
   auto& header = header_of(x, x.rank);
-  if (atomicInc(&header.ended, gridDim.x - 1) == gridDim.x - 1) atomicAdd(&header.exchanges, 1u);
+  if (atomicInc(&header.ended, gridDim.x - 1) == gridDim.x - 1) atomicAdd(&(header.*number), count);
 }
 
 // The place of unit number `unit` of rank `from` in the result of a gather; `run` is in units.
@@ -292,6 +304,66 @@ __global__ __launch_bounds__(kBulkThreads) void exchange_bulk(
   end_exchange(x);
 }
 
+// A gather of any size, part by part. A block that has part n of another rank's block knows that
+// this one has read all up to part n - 2. It sends part n + 1 before it waits for part n, and so
+// when the other has read up to part n - 3, whose slot it takes.
+__global__ __launch_bounds__(kBulkThreads) void gather_stream(
+    const __grid_constant__ PeerExchange x, const Layout layout) {
+  static_assert(kStreamSlots == 4);
+  release_dependents();
+  wait_for_inputs();
+  const std::uint32_t before = *const_cast<volatile std::uint32_t*>(&header_of(x, x.rank).streamed);
+  const auto units = x.bytes / kUnitBytes;
+  const auto of_part = layout.part_bytes / kUnitBytes;
+  const auto of_blocks = of_part * gridDim.x;
+  const auto parts = static_cast<std::uint32_t>(ceil_div(units, of_blocks));
+  const auto run = static_cast<std::uint32_t>(x.run / kUnitBytes);
+  const auto* const mine = static_cast<const uint4*>(x.mine);
+  auto* const result = static_cast<uint4*>(x.result);
+  const int thread = static_cast<int>(threadIdx.x);
+  const bool has_peer = thread < x.size && thread != x.rank;
+  const auto slot_of = [&](int at, int from, std::uint32_t part) {
+    const auto slot = (before + part) % kStreamSlots * x.size + from;
+    return reinterpret_cast<uint4*>(x.memory[at] + layout.stream) +
+           (slot * kMostPeerBlocks + blockIdx.x) * of_part;
+  };
+  // Calls `body` for this thread's units of a part, with their numbers in it and in the message.
+  const auto each_of_part = [&](std::uint32_t part, const auto& body) {
+    const auto begin = part * of_blocks + blockIdx.x * of_part;
+    for_each_unit(0, min(of_part, units - begin),
+                  [&](std::int64_t unit) { body(unit, begin + unit); });
+  };
+  const auto place = [&](int rank, std::int64_t unit) {
+    return place_of(static_cast<std::uint32_t>(unit), run, x.size, rank);
+  };
+  const auto send = [&](std::uint32_t part) {
+    if (part >= parts) return;
+    for (int i = 1; i < x.size; ++i) {
+      const int peer = (x.rank + i) % x.size;
+      auto* const to = slot_of(peer, x.rank, part);
+      each_of_part(part, [&](std::int64_t at, std::int64_t unit) { to[at] = mine[unit]; });
+    }
+    __syncthreads();
+    if (has_peer) say(&header_of(x, thread).streams[x.rank][blockIdx.x], before + part + 1);
+    each_of_part(
+        part, [&](std::int64_t, std::int64_t unit) { result[place(x.rank, unit)] = mine[unit]; });
+  };
+  send(0);
+  for (std::uint32_t part = 0; part < parts; ++part) {
+    send(part + 1);
+    if (has_peer) hear(&header_of(x, x.rank).streams[thread][blockIdx.x], before + part + 1);
+    __syncthreads();
+    for (int i = 1; i < x.size; ++i) {
+      const int peer = (x.rank + i) % x.size;
+      const auto* const from = slot_of(x.rank, peer, part);
+      each_of_part(part, [&](std::int64_t at, std::int64_t unit) {
+        result[place(peer, unit)] = __ldcg(from + at);
+      });
+    }
+  }
+  end_exchange(x, &PeerHeader::streamed, parts);
+}
+
 // A warp sends a row to its place in the result's rank, which then has all of its own in order.
 __global__ __launch_bounds__(kBulkThreads) void exchange_rows(const __grid_constant__ PeerRows x,
                                                               const Layout layout) {
@@ -334,7 +406,9 @@ Layout layout_of(int size) {
   return {.small = of_memory.small(),
           .bulk = of_memory.bulk(),
           .results = of_memory.results(),
-          .bulk_bytes = of_memory.bulk_bytes()};
+          .bulk_bytes = of_memory.bulk_bytes(),
+          .stream = of_memory.stream(),
+          .part_bytes = of_memory.part_bytes()};
 }
 
 unsigned blocks_for(std::int64_t units, int threads) {
@@ -373,12 +447,16 @@ cudaError_t launch_sum(const PeerExchange& x, cudaStream_t stream) {
 }  // namespace
 
 cudaError_t peer_exchange(const PeerExchange& exchange, cudaStream_t stream) {
+  const bool streams = exchange.bytes > PeerLayout{.size = exchange.size}.bulk_bytes();
   if (exchange.bytes <= 0 || exchange.bytes % kUnitBytes != 0 ||
-      exchange.bytes > PeerLayout{.size = exchange.size}.bulk_bytes())
+      (streams && exchange.kind != PeerKind::kGather))
     return cudaErrorInvalidValue;
   if (exchange.kind == PeerKind::kGather) {
     if (exchange.run <= 0 || exchange.run % kUnitBytes != 0 || exchange.bytes % exchange.run != 0)
       return cudaErrorInvalidValue;
+    if (streams)
+      return launch_dependent(gather_stream, kMostPeerBlocks, kBulkThreads, 0, stream, exchange,
+                              layout_of(exchange.size));
     return launch_exchange<PeerKind::kGather, std::uint32_t>(exchange, stream);
   }
   switch (exchange.element) {

@@ -11,9 +11,11 @@ namespace ferry::models::launch {
 constexpr int kMostPeers = 8;         // ranks of a group, this one among them
 constexpr int kMostPeerBlocks = 128;  // of a kernel
 constexpr int kPeerPhases = 2;
+constexpr int kStreamSlots = 4;
 // Bounds of what a rank sends to one other: by words with a tag, and by blocks of bytes.
 constexpr std::int64_t kMostSmallBytes = 256 << 10;
 constexpr std::int64_t kMostBulkBytes = 16 << 20;  // over the number of ranks
+constexpr std::int64_t kStreamBytes = 32 << 20;    // the slots of all ranks and blocks
 // Words that kernels of one row exchange (models/decode_row) have 8 bytes for two channels, of each
 // of kRowProducts products, from every rank.
 constexpr std::int64_t kMostRowChannels = 16384;
@@ -24,11 +26,14 @@ constexpr std::int64_t kUnitBytes = 16;  // messages are multiples of it
 struct PeerHeader {
   std::uint32_t exchanges;             // that have ended on this rank
   std::uint32_t ended;                 // thread blocks of the one that runs
+  std::uint32_t streamed;              // parts of streams that have ended on this rank
   alignas(128) std::uint32_t row_tag;  // the last one that a kernel of one row has used
   std::uint32_t row_blocks;            // thread blocks of such kernels, since ever
   // The number of the last exchange of which that block of that rank has sent everything. This
   // rank's own blocks tell each other, too, where a block reads what others have left.
   alignas(128) std::uint32_t sent[kPeerPhases][kMostPeers][kMostPeerBlocks];
+  // The number of the last part of a stream that a block has sent.
+  std::uint32_t streams[kMostPeers][kMostPeerBlocks];
 };
 
 // Offsets in a rank's memory.
@@ -47,7 +52,12 @@ struct PeerLayout {
   }
   constexpr std::int64_t bulk() const { return small() + 2 * size * 2 * kMostSmallBytes; }
   constexpr std::int64_t results() const { return bulk() + 2 * size * bulk_bytes(); }
-  constexpr std::int64_t bytes() const { return results() + 2 * size * bulk_bytes(); }
+  // [kStreamSlots, size, kMostPeerBlocks, part_bytes()]
+  constexpr std::int64_t stream() const { return results() + 2 * size * bulk_bytes(); }
+  constexpr std::int64_t part_bytes() const {
+    return kStreamBytes / (kStreamSlots * size * kMostPeerBlocks) / kUnitBytes * kUnitBytes;
+  }
+  constexpr std::int64_t bytes() const { return stream() + kStreamBytes; }
 };
 static_assert(sizeof(PeerHeader) <= 64 << 10);
 
@@ -67,8 +77,8 @@ struct PeerExchange {
   PeerElement element = PeerElement::kBf16;  // of sums, which are in fp32, or wrap
   const void* mine = nullptr;                // aligned to kUnitBytes, like result
   void* result = nullptr;
-  // The bytes that go to each other rank at once, of scatters a part. A multiple of kUnitBytes, at
-  // most PeerLayout::bulk_bytes().
+  // The bytes that go to each other rank, of scatters a part. A multiple of kUnitBytes, at most
+  // PeerLayout::bulk_bytes() but for kGather.
   std::int64_t bytes = 0;
   // kGather: results of ranks alternate after so many bytes; a divisor of `bytes` and a multiple of
   // kUnitBytes.

@@ -132,10 +132,10 @@ class MappedPeers : public PeerMemory {
   bool takes(PeerOperation operation, const at::Tensor& mine) const override {
     if (mine.device() != device_ || mine.numel() == 0) return false;
     const auto plan = plan_of(operation, mine);
-    const bool fits = plan.bytes > 0 && plan.bytes % launch::kUnitBytes == 0 &&
-                      plan.bytes <= launch::PeerLayout{.size = size()}.bulk_bytes();
-    if (plan.kind == launch::PeerKind::kGather) return fits && plan.run % launch::kUnitBytes == 0;
-    return fits && peer_element_of(mine).has_value();
+    if (plan.bytes <= 0 || plan.bytes % launch::kUnitBytes != 0) return false;
+    if (plan.kind == launch::PeerKind::kGather) return plan.run % launch::kUnitBytes == 0;
+    return plan.bytes <= launch::PeerLayout{.size = size()}.bulk_bytes() &&
+           peer_element_of(mine).has_value();
   }
 
   at::Tensor exchange(PeerOperation operation, const at::Tensor& mine) override {

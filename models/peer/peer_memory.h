@@ -1,7 +1,7 @@
-// Collectives of small messages between GPUs of one host, by kernels that write to each other's
-// memory (CUDA IPC over NVLink). A message of 8 KB takes a few microseconds, a fraction of what
-// NCCL needs. Results depend on the ranks' order only, so that they are the same at every run, and
-// on every rank. Works inside of CUDA graphs.
+// Collectives of small messages, and gathers of any size, between GPUs of one host, by kernels that
+// write to each other's memory (CUDA IPC over NVLink). A message of 8 KB takes a few microseconds,
+// a fraction of what NCCL needs. Results depend on the ranks' order only, so that they are the same
+// at every run, and on every rank. Works inside of CUDA graphs.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -29,7 +29,7 @@ class PeerMemory {
 
   // Called by all of `size` ranks, each on its own GPU. Returns null on all of them if they are
   // processes of several hosts or of one process, more than eight, or a GPU cannot write to the
-  // memory of another. Takes some 70 MiB of the GPU's memory.
+  // memory of another. Takes some 100 MiB of the GPU's memory.
   static std::unique_ptr<PeerMemory> make(int rank,
                                           int size,
                                           at::Device device,

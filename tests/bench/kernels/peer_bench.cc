@@ -1,4 +1,4 @@
-// torchrun --no-python --nproc-per-node 2 -- peer_bench: collectives of small messages in a CUDA
+// torchrun --no-python --nproc-per-node 2 -- peer_bench: collectives of messages in a CUDA
 // graph, by NCCL and through the memory of the other GPUs, in microseconds each.
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
@@ -57,7 +57,7 @@ void run(World& world) {
   peers.map_peer_memory();
   if (world.rank() == 0)
     fmt::print("rows of 4096   all_reduce: NCCL  peers   all_gather_channels: NCCL  peers\n");
-  for (const std::int64_t rows : {1, 4, 16, 32, 64, 128, 256, 512, 1024}) {
+  for (const std::int64_t rows : {1, 4, 16, 32, 64, 128, 256, 512, 1024, 4096, 16384}) {
     const auto mine =
         at::randn({rows, 4096}, at::TensorOptions().device(world.device()).dtype(at::kBFloat16));
     const auto measured = [&](const auto& of) {

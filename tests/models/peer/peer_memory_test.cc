@@ -100,7 +100,7 @@ TEST_P(PeerMemory, SumsAndGathersAsAtenAndNccl) {
             << size;
       }
     }
-    for (const std::int64_t rows : {1, 3, 16, 256, 300}) {
+    for (const std::int64_t rows : {1, 3, 16, 256, 300, 5000, 20001}) {
       for (const std::int64_t channels : {8, 12, 2048, 6144}) {
         const auto all = of_all_ranks(world, {rows, channels}, at::kBFloat16);
         const auto gathered = groups.peers.all_gather_channels(all[me]);
