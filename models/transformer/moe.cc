@@ -126,7 +126,7 @@ at::Tensor Experts::forward_few(const at::Tensor& x,
 
 // Grouped products are faster for more rows of an expert (tests/bench/kernels/experts_bench.cc).
 at::Tensor Experts::generate(const at::Tensor& x, const ExpertOrder& places) const {
-  constexpr std::int64_t kMostRowsOfExpert = 64;
+  constexpr std::int64_t kMostRowsOfExpert = 48;
   const auto& config = setup_.config;
   const auto choices = places.order.size(0);
   if (choices > kMostRowsOfExpert * config.num_moe_experts || !has_kernels())

@@ -108,7 +108,7 @@ struct GatedActivation {
 struct GroupedShape {
   std::int64_t experts = 0;
   std::int64_t in = 0;       // a multiple of 64
-  std::int64_t columns = 0;  // a multiple of 8
+  std::int64_t columns = 0;  // a multiple of 8; less than 2^31 numbers of an expert
   bool gated = false;
   GatedActivation activation{};
   std::int64_t topk = 1;  // row i is row order[i] / topk of x

@@ -7,27 +7,27 @@ namespace {
 
 constexpr int kWarps = 4;
 constexpr int kThreads = kWarps * kLanes;
-constexpr int kTiles = 2;  // of 16 lines, that a warp has: a gated product's are gate and up
 constexpr int kLinesOfTile = 16;
-constexpr int kLinesOfHalf = kWarps * kLinesOfTile;
-constexpr int kLines = kTiles * kLinesOfHalf;  // of a block
-constexpr int kMostRows = 64;                  // that share a reading of the weights
-constexpr int kChannels = 64;                  // of a stage
+constexpr int kLines = 128;  // of a block; a gated product's are as many of gate as of up
+constexpr int kHalf = kLines / 2;
+constexpr int kChannels = 64;  // of a stage
 constexpr int kStages = 3;
 constexpr int kUnits = kChannels / kWide;
 constexpr int kLineBytes = kChannels * 2;
+constexpr int kMostRows = 64;  // that share a reading of the weights
 constexpr int kStageBytes = (kLines + kMostRows) * kLineBytes;
 constexpr int kSharedBytes = kStages * kStageBytes;
-
 template <bool kGated>
-constexpr int kColumns = kGated ? kLinesOfHalf : kLines;  // of a block
+constexpr int kColumns = kGated ? kHalf : kLines;  // of a block
 constexpr int kPadding = kWide;  // behind a row of results, so that rows lie in different banks
 
 // The ring has units of 16 bytes, which change places within a line, so that eight lines' units
-// lie in different banks.
+// lie in different banks. Lines whose numbers are equal modulo 8 are a multiple of kLineBytes
+// apart, and the units of the next step an exclusive or.
 __device__ int place(int line, int unit) {
   return line * kLineBytes + (unit ^ line % kUnits) * 16;
 }
+constexpr int kStepBytes = 32;  // of a line's 16 channels
 
 struct Block {
   const Bf16* x;
@@ -40,53 +40,55 @@ struct Block {
   int columns, in;  // of the result, of x
 };
 
-// kRows rows, from row `begin` of x on, of which `count` exist, one at least.
+// kRows rows, from row `begin` of x on, of which `count` exist, one at least. A warp has a tile of
+// each half of the lines.
 template <bool kGated, int kRows>
 __device__ void multiply(
     const Block& block, unsigned char* shared, int begin, int count, const GroupedShape& shape) {
-  constexpr int kThreadsOfLine = kUnits;
-  constexpr int kLinesAtOnce = kThreads / kThreadsOfLine;
-  constexpr int kLinesOfThread = kLines / kLinesAtOnce;
-  constexpr int kRowsOfThread = ceil_div(kRows, kLinesAtOnce);
-  constexpr int kSteps = kChannels / 16;
+  constexpr int kTiles = 2;
+  static_assert(kTiles * kWarps * kLinesOfTile == kLines);
   constexpr int kPairs = kRows / 16;
+  constexpr int kLinesAtOnce = kThreads / kUnits;
+  constexpr int kLinesOfThread = kLines / kLinesAtOnce;
+  constexpr int kRowsOfThread = kRows / kLinesAtOnce;
+  constexpr int kSteps = kChannels / 16;
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % kLanes;
-  const int warp = thread / kLanes;
-  const int unit = thread % kThreadsOfLine;
+  const int unit = thread % kUnits;
   const int in = block.in;
   const auto ring = shared_address(shared);
+  const int first_line = thread / kLanes * kLinesOfTile;
 
-  const Bf16* from[kLinesOfThread];
+  const int copied = place(thread / kUnits, unit);
+  const int read_lines = place(first_line + lane % 16, lane / 16);
+  const int read_rows = kLines * kLineBytes + place(lane / 16 * 8 + lane % 8, lane / 8 % 2);
+  unsigned lines[kLinesOfThread];  // where they begin, in an expert's weights
   const Bf16* rows[kRowsOfThread];
 #pragma unroll
   for (int i = 0; i < kLinesOfThread; ++i) {
-    const int line = thread / kThreadsOfLine + i * kLinesAtOnce;
-    const int column = min(block.first + (kGated ? line % kLinesOfHalf : line), block.columns - 1);
-    const int half = kGated ? line / kLinesOfHalf : 0;
-    from[i] = block.weights + static_cast<std::int64_t>(half * block.columns + column) * in +
-              unit * kWide;
+    const int line = thread / kUnits + i * kLinesAtOnce;
+    const int column =
+        kGated ? line / kHalf * block.columns + min(block.first + line % kHalf, block.columns - 1)
+               : min(block.first + line, block.columns - 1);
+    lines[i] = static_cast<unsigned>(column * in + unit * kWide);
   }
 #pragma unroll
   for (int i = 0; i < kRowsOfThread; ++i) {
-    const int row = begin + min(thread / kThreadsOfLine + i * kLinesAtOnce, count - 1);
+    const int row = begin + min(thread / kUnits + i * kLinesAtOnce, count - 1);
     const std::int64_t of_x = block.order == nullptr ? row : block.order[row] / block.topk;
     rows[i] = block.x + of_x * in + unit * kWide;
   }
   const int chunks = in / kChannels;
   const auto copy = [&](int chunk) {
     if (chunk < chunks) {
-      const auto stage = ring + chunk % kStages * kStageBytes;
+      const auto stage = ring + chunk % kStages * kStageBytes + copied;
+      const auto* const weights = block.weights + chunk * kChannels;
 #pragma unroll
       for (int i = 0; i < kLinesOfThread; ++i)
-        copy_async(stage + place(thread / kThreadsOfLine + i * kLinesAtOnce, unit),
-                   from[i] + chunk * kChannels);
+        copy_async(stage + i * kLinesAtOnce * kLineBytes, weights + lines[i]);
 #pragma unroll
-      for (int i = 0; i < kRowsOfThread; ++i) {
-        const int row = thread / kThreadsOfLine + i * kLinesAtOnce;
-        if (kRows % kLinesAtOnce == 0 || row < kRows)
-          copy_async(stage + kLines * kLineBytes + place(row, unit), rows[i] + chunk * kChannels);
-      }
+      for (int i = 0; i < kRowsOfThread; ++i)
+        copy_async(stage + (kLines + i * kLinesAtOnce) * kLineBytes, rows[i] + chunk * kChannels);
     }
     commit_copies();
   };
@@ -100,22 +102,19 @@ __device__ void multiply(
     const auto stage = ring + chunk % kStages * kStageBytes;
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      std::uint32_t lines[kTiles][4];
+      std::uint32_t of_lines[kTiles][4];
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile)
-        read_matrices(stage + place(tile * kLinesOfHalf + warp * kLinesOfTile + lane % 16,
-                                    2 * step + lane / 16),
-                      lines[tile]);
+        read_matrices(((stage + read_lines) ^ step * kStepBytes) + tile * kHalf * kLineBytes,
+                      of_lines[tile]);
 #pragma unroll
       for (int pair = 0; pair < kPairs; ++pair) {
         std::uint32_t two[4];
-        read_matrices(stage + kLines * kLineBytes +
-                          place(pair * 16 + lane / 16 * 8 + lane % 8, 2 * step + lane / 8 % 2),
-                      two);
+        read_matrices(((stage + read_rows) ^ step * kStepBytes) + pair * 16 * kLineBytes, two);
 #pragma unroll
         for (int tile = 0; tile < kTiles; ++tile) {
-          multiply_add(lines[tile], two[0], two[1], sums[tile][2 * pair]);
-          multiply_add(lines[tile], two[2], two[3], sums[tile][2 * pair + 1]);
+          multiply_add(of_lines[tile], two[0], two[1], sums[tile][2 * pair]);
+          multiply_add(of_lines[tile], two[2], two[3], sums[tile][2 * pair + 1]);
         }
       }
     }
@@ -136,7 +135,7 @@ __device__ void multiply(
     for (int eight = 0; eight < 2 * kPairs; ++eight)
 #pragma unroll
       for (int q = 0; q < 4; ++q) {
-        const int column = tile * kLinesOfHalf + warp * kLinesOfTile + lane / 4 + q / 2 * 8;
+        const int column = tile * kHalf + first_line + lane / 4 + q / 2 * 8;
         const int row = eight * 8 + lane % 4 * 2 + q % 2;
         const int line = min(block.first + column, block.columns - 1);
         float result = with_bias(sums[tile][eight][q], line);
@@ -184,8 +183,7 @@ __global__ void __launch_bounds__(kThreads, 3) grouped_experts(const Bf16* x,
   int begin = expert == 0 ? 0 : ends[expert - 1];
   const int end = ends[expert];
   while (begin < end) {
-    const int left = end - begin;
-    const int count = min(left, kMostRows);
+    const int count = min(end - begin, kMostRows);
     if (count <= 16)
       multiply<kGated, 16>(block, shared, begin, count, shape);
     else if (count <= 32)
@@ -200,7 +198,9 @@ __global__ void __launch_bounds__(kThreads, 3) grouped_experts(const Bf16* x,
 }  // namespace
 
 bool grouped_experts_supported(const GroupedShape& shape) {
-  return shape.in % kChannels == 0 && shape.columns % kWide == 0;
+  constexpr std::int64_t kMostNumbers = std::int64_t{1} << 31;  // of an expert
+  return shape.in % kChannels == 0 && shape.columns % kWide == 0 &&
+         (shape.gated ? 2 : 1) * shape.columns * shape.in < kMostNumbers;
 }
 
 cudaError_t grouped_expert_rows(const void* x,
