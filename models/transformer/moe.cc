@@ -155,17 +155,24 @@ MoELayer::MoELayer(const ModelSetup& setup, Parameters& parameters, const std::s
 }
 
 at::Tensor MoELayer::forward(const at::Tensor& normed, const RouterChoice& choice) const {
+  return dispatch(normed, choice, &TopKRouter::forward);
+}
+
+at::Tensor MoELayer::dispatch(const at::Tensor& normed,
+                              const RouterChoice& choice,
+                              Route route) const {
   const auto& parallel = setup_.tensor_parallel;
   at::Tensor of_shared;
   const auto share = [&] { of_shared = shared(normed); };
   at::Tensor output;
   if (parallel.sequence_parallel || parallel.group->size() == 1) {
-    output = route_and_compute(normed, choice, share);
+    output = compute_routed(normed, (router_.*route)(normed, choice), share);
   } else {
     // Tensor parallel ranks that have the same tokens send a share of them each.
     const auto mine = scatter_to_sequence_parallel_region(normed, *parallel.group);
-    output = gather_from_sequence_parallel_region(route_and_compute(mine, choice, share),
-                                                  *parallel.group, /*replicated=*/true);
+    output = gather_from_sequence_parallel_region(
+        compute_routed(mine, (router_.*route)(mine, choice), share), *parallel.group,
+        /*replicated=*/true);
   }
   return of_shared.defined() ? output + of_shared : output;
 }
@@ -195,7 +202,7 @@ at::Tensor MoELayer::generate(const at::Tensor& normed,
                               const InferenceContext& context) const {
   const auto& mesh = setup_.mesh;
   if (!generates_on_device(mesh) || (gathers_rows(mesh) && !context.has_equal_rows()))
-    return forward(normed, choice);
+    return dispatch(normed, choice, &TopKRouter::generate);
   const auto output = compute_own_experts(normed, choice);
   const auto of_shared = shared(normed);
   return of_shared.defined() ? output + of_shared : output;
@@ -246,10 +253,9 @@ at::Tensor MoELayer::compute_own_experts(const at::Tensor& rows, const RouterCho
   return sum_over_ranks(combine_choices(results, inverse, routing.weights, end));
 }
 
-at::Tensor MoELayer::route_and_compute(const at::Tensor& x,
-                                       const RouterChoice& choice,
-                                       const std::function<void()>& meanwhile) const {
-  const auto routing = router_.forward(x, choice);
+at::Tensor MoELayer::compute_routed(const at::Tensor& x,
+                                    const Routing& routing,
+                                    const std::function<void()>& meanwhile) const {
   if (setup_.mesh.ep().size() > 1 || setup_.mesh.etp().size() > 1) {
     TokenDispatcher dispatcher(setup_, x, routing);
     dispatcher.send();

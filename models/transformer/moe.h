@@ -76,10 +76,12 @@ class MoELayer : public FeedForward {
   static bool gathers_rows(const ParallelState& mesh);
 
  private:
+  using Route = Routing (TopKRouter::*)(const at::Tensor& x, const RouterChoice& choice) const;
+  at::Tensor dispatch(const at::Tensor& normed, const RouterChoice& choice, Route route) const;
   // Calls `meanwhile` once, where rows travel to other ranks while they do.
-  at::Tensor route_and_compute(const at::Tensor& x,
-                               const RouterChoice& choice,
-                               const std::function<void()>& meanwhile) const;
+  at::Tensor compute_routed(const at::Tensor& x,
+                            const Routing& routing,
+                            const std::function<void()>& meanwhile) const;
   at::Tensor compute_own_experts(const at::Tensor& rows, const RouterChoice& choice) const;
   // The output of the shared expert for all rows; undefined without one.
   at::Tensor shared(const at::Tensor& normed) const;

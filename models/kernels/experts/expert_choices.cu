@@ -19,7 +19,8 @@ __device__ int warp_sum(int value) {
 
 // A block finds the places of one expert's choices: behind those of lower experts, which it counts,
 // in the order in which they come. The block behind the last expert does so for the choices of
-// experts outside of the range. Each warp has a part of the choices.
+// experts outside of the range. Few experts have several blocks each, a part of the choices for
+// one. Each warp has a part of the block's.
 __global__ void __launch_bounds__(kOrderThreads) order_choices(const std::int64_t* choices,
                                                                std::int64_t* order,
                                                                std::int64_t* inverse,
@@ -27,37 +28,54 @@ __global__ void __launch_bounds__(kOrderThreads) order_choices(const std::int64_
                                                                int num_choices,
                                                                std::int64_t first_expert,
                                                                int num_experts) {
-  __shared__ int lower_of[kOrderWarps];
+  __shared__ int before_of[kOrderWarps];
+  __shared__ int behind_of[kOrderWarps];
   __shared__ int equal_of[kOrderWarps];
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const int warp = static_cast<int>(threadIdx.x) / kLanes;
   const int expert = static_cast<int>(blockIdx.x);
-  const int share = ceil_div(num_choices, kOrderThreads) * kLanes;
-  const int begin = warp * share;
-  const int end = min(begin + share, num_choices);
+  const int of_block = ceil_div(num_choices, static_cast<int>(gridDim.y));
+  const int block_begin = static_cast<int>(blockIdx.y) * of_block;
+  const int block_end = min(block_begin + of_block, num_choices);
+  const int share = ceil_div(of_block, kOrderThreads) * kLanes;
+  const int begin = min(block_begin + warp * share, block_end);
+  const int end = min(begin + share, block_end);
   const auto local_expert = [&](int i) {
     const std::int64_t local = choices[i] - first_expert;
     return local < 0 || local >= num_experts ? num_experts : static_cast<int>(local);
   };
   release_dependents();
   wait_for_inputs();
-  int lower = 0;
-  int equal = 0;
+  int before = 0;  // choices of lower experts, and of this one in blocks before
+  int behind = 0;  // of this one in blocks behind
+  int equal = 0;   // of this one in the warp's part
 #pragma unroll kAtOnce
   for (int i = begin + lane; i < end; i += kLanes) {
     const int local = local_expert(i);
-    lower += local < expert ? 1 : 0;
+    before += local < expert ? 1 : 0;
     equal += local == expert ? 1 : 0;
   }
-  lower = warp_sum(lower);
+  const auto count = [&](int from, int to, int& of_expert) {
+#pragma unroll kAtOnce
+    for (int i = from + static_cast<int>(threadIdx.x); i < to; i += kOrderThreads) {
+      const int local = local_expert(i);
+      before += local < expert ? 1 : 0;
+      of_expert += local == expert ? 1 : 0;
+    }
+  };
+  count(0, block_begin, before);
+  count(block_end, num_choices, behind);
+  before = warp_sum(before);
+  behind = warp_sum(behind);
   equal = warp_sum(equal);
   if (lane == 0) {
-    lower_of[warp] = lower;
+    before_of[warp] = before;
+    behind_of[warp] = behind;
     equal_of[warp] = equal;
   }
   __syncthreads();
-  int place = warp_sum(lower_of[lane]) + warp_sum(lane < warp ? equal_of[lane] : 0);
-  const int last = warp_sum(lower_of[lane] + equal_of[lane]);
+  int place = warp_sum(before_of[lane]) + warp_sum(lane < warp ? equal_of[lane] : 0);
+  const int last = warp_sum(before_of[lane] + behind_of[lane] + equal_of[lane]);
   for (int first = begin; first < end; first += kAtOnce * kLanes) {
     bool mine[kAtOnce];
 #pragma unroll
@@ -77,7 +95,7 @@ __global__ void __launch_bounds__(kOrderThreads) order_choices(const std::int64_
       place += __popc(votes);
     }
   }
-  if (threadIdx.x == 0 && expert < num_experts) ends[expert] = last;
+  if (threadIdx.x == 0 && blockIdx.y == 0 && expert < num_experts) ends[expert] = last;
 }
 
 constexpr int kRowsOfBlock = 8;
@@ -262,9 +280,14 @@ cudaError_t expert_order(const std::int64_t* choices,
                          std::int64_t num_experts,
                          cudaStream_t stream) {
   if (num_choices > INT32_MAX - kOrderThreads) return cudaErrorInvalidValue;
-  return launch_dependent(order_choices, static_cast<unsigned>(num_experts + 1), kOrderThreads, 0,
-                          stream, choices, order, inverse, ends, static_cast<int>(num_choices),
-                          first_expert, static_cast<int>(num_experts));
+  constexpr std::int64_t kEnoughBlocks = 128;
+  constexpr std::int64_t kEnoughChoices = 2 * kOrderThreads;  // of a block
+  const auto of_expert = std::clamp<std::int64_t>(
+      std::min(kEnoughBlocks / (num_experts + 1), num_choices / kEnoughChoices), 1, kEnoughBlocks);
+  const dim3 blocks(static_cast<unsigned>(num_experts + 1), static_cast<unsigned>(of_expert));
+  return launch_dependent(order_choices, blocks, kOrderThreads, 0, stream, choices, order, inverse,
+                          ends, static_cast<int>(num_choices), first_expert,
+                          static_cast<int>(num_experts));
 }
 
 cudaError_t gather_rows(const void* x,
