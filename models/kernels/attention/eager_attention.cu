@@ -11,7 +11,9 @@
 // number of keys that is a multiple of 32, weights rounded, and products with values in one chain
 // along the keys, 8 at a time. Hidden keys add zeros, so that a row depends on its own keys alone.
 //
-// Keys pass three times: for the largest score, for the sum, and for weights and values.
+// Keys pass three times: for the largest score, for the sum, and for weights and values. Scores of
+// up to 16 rows and so many keys that they find room where values would lie are kept instead: keys
+// pass once, and values then take the place of keys.
 namespace ferry::models::launch {
 namespace {
 
@@ -63,6 +65,35 @@ struct EagerRow {
   int last = -1;
   float maximum = 0;
   __device__ bool sees(int position) const { return position >= first && position <= last; }
+  // Of the score of a position, before it is divided by the sum.
+  __device__ float exponential(float score, int position) const {
+    return sees(position) ? expf(rounded<Bf16>(__fsub_rn(score, maximum))) : 0.0F;
+  }
+};
+
+__device__ EagerRow row_of(const EagerTile& tile, int row, int window) {
+  EagerRow found;
+  if (row >= tile.rows) return found;
+  found.last = tile.position(row);
+  if (window > 0) found.first = found.last - window + 1;
+  return found;
+}
+
+// Scaled scores of a tile of keys and up to 16 rows, as the lanes of the warps have them: of each
+// half of the rows two neighbours of each of two tiles of keys.
+struct KeptScores {
+  __nv_bfloat162* scores;
+  int blocks;
+
+  __device__ __nv_bfloat162* of_thread(int half, int block, int thread) const {
+    return scores + ((half * blocks + block) * kEagerThreads + thread) * 2;
+  }
+  __device__ float at(int row, int block, int key) const {
+    const int column = key % kColumns;
+    const int thread = key / (2 * kColumns) * kLanes + row % 8 * kQuad + column / 2;
+    const auto pair = of_thread(row / 8, block, thread)[key / kColumns % 2];
+    return widen(column % 2 == 0 ? pair.x : pair.y);
+  }
 };
 
 template <int kDim>
@@ -131,12 +162,12 @@ __global__ __launch_bounds__(kEagerThreads) void eager_attention_kernel(EagerAtt
   tile.rows = min(kRowsOfTile, queries * tile.heads_of_group - tile.first_row);
   if (tile.rows <= 0) return;
   auto* const result = static_cast<Bf16*>(a.result);
-  const auto row_of = [&](int row) {  // in queries and results
+  const auto begin_of = [&](int row) {  // in queries and results
     return (tile.query(row) * shape.heads + tile.head(row)) * kDim;
   };
   if (length == 0) {
     for (int i = thread; i < tile.rows * kDim; i += kEagerThreads)
-      result[row_of(i / kDim) + i % kDim] = __float2bfloat16_rn(0);
+      result[begin_of(i / kDim) + i % kDim] = __float2bfloat16_rn(0);
     return;
   }
   tile.first_position = length - queries;
@@ -144,13 +175,25 @@ __global__ __launch_bounds__(kEagerThreads) void eager_attention_kernel(EagerAtt
   if (shape.window > 0) tile.first_key = max(0, tile.position(0) - shape.window + 1);
   const int first_block = tile.first_key / kEagerKeys;
   const int blocks = tile.last_key / kEagerKeys - first_block + 1;
+  // Keeping scores leaves out the pass for the sum.
+  const int halves = tile.rows > kRows / 2 ? 2 : 1;
+  const auto kept_bytes =
+      static_cast<std::size_t>(halves * blocks * kEagerThreads) * 2 * sizeof(__nv_bfloat162);
+  const bool keeps = kRowWarps == 1 && kept_bytes <= sizeof shared.value;
+  const KeptScores kept{reinterpret_cast<__nv_bfloat162*>(shared.value), blocks};
+  const int steps = (keeps ? 2 : kPasses) * blocks;
+  const auto pass_of = [&](int step) {
+    return keeps && step >= blocks ? kPasses - 1 : step / blocks;
+  };
+  const auto values_of = [&](int stage) { return (keeps ? shared.key : shared.value)[stage]; };
   // The copies of each step form one group; steps behind the last get an empty group.
   const auto load = [&](int step) {
     const int stage = step % kEagerStages;
-    if (step < kPasses * blocks) {
+    if (step < steps) {
       const int block = first_block + step % blocks;
-      load_tile<kDim>(a, tile, a.key, shared.key[stage], block);
-      if (step >= 2 * blocks) load_tile<kDim>(a, tile, a.value, shared.value[stage], block);
+      const bool last_pass = pass_of(step) == kPasses - 1;
+      if (!keeps || !last_pass) load_tile<kDim>(a, tile, a.key, shared.key[stage], block);
+      if (last_pass) load_tile<kDim>(a, tile, a.value, values_of(stage), block);
     }
     commit_copies();
   };
@@ -170,17 +213,16 @@ __global__ __launch_bounds__(kEagerThreads) void eager_attention_kernel(EagerAtt
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = quad_row + half * (kRows / 2);
+    of_lane[half] = row_of(tile, row, shape.window);
     of_lane[half].maximum = sink_of(row);
     if (row >= tile.rows) continue;
-    of_lane[half].last = tile.position(row);
-    if (shape.window > 0) of_lane[half].first = of_lane[half].last - shape.window + 1;
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
 #pragma unroll
       for (int part = 0; part < 2; ++part) {
         const int column = step * kDepth + quad_lane * 2 + part * (kDepth / 2);
         query[step][half + 2 * part] =
-            *reinterpret_cast<const std::uint32_t*>(all_queries + row_of(row) + column);
+            *reinterpret_cast<const std::uint32_t*>(all_queries + begin_of(row) + column);
       }
     }
   }
@@ -190,35 +232,74 @@ __global__ __launch_bounds__(kEagerThreads) void eager_attention_kernel(EagerAtt
   float sums[2] = {1, 1};
   float attended[kResultTiles][4] = {};
 
-  for (int step = 0; step < kPasses * blocks; ++step) {
+  // The largest of a row's scores, which the sharers have left, and of its sink.
+  const auto maximum_of = [&](int row) {
+    float maximum = sink_of(row);
+    for (int i = 0; i < kSharers; ++i) maximum = fmaxf(maximum, shared.maximum[i][row]);
+    return maximum;
+  };
+  // Adds up the chains of each row, which lie in shared.exact.
+  const auto add_chains = [&] {
+    __syncthreads();
+    if (thread < kRowsOfTile) {
+      auto* const lanes = shared.exact[thread];
+      const float maximum = maximum_of(thread);
+      lanes[0] = __fadd_rn(lanes[0], expf(rounded<Bf16>(__fsub_rn(sink_of(thread), maximum))));
+      for (int distance = kLanes / 2; distance > 0; distance /= 2)
+        for (int i = 0; i < distance; ++i) lanes[i] = __fadd_rn(lanes[i], lanes[i + distance]);
+      shared.sum[thread] = lanes[0];
+      if (a.log_sum != nullptr && thread < tile.rows)
+        a.log_sum[tile.head(thread) * a.queries + tile.query(thread)] = maximum + logf(lanes[0]);
+    }
+    __syncthreads();
+#pragma unroll
+    for (int half = 0; half < 2; ++half) sums[half] = shared.sum[quad_row + half * (kRows / 2)];
+  };
+
+  for (int step = 0; step < steps; ++step) {
     const int stage = step % kEagerStages;
-    const int pass = step / blocks;
-    const int first = (first_block + step % blocks) * kEagerKeys + sharer * kKeysOfWarp;
+    const int pass = pass_of(step);
+    const int block = step % blocks;
+    const int first = (first_block + block) * kEagerKeys + sharer * kKeysOfWarp;
     wait_for_all_but<kEagerStages - 2>();
     __syncthreads();  // this tile is there, and all have read what the last one was
     load(step + kEagerStages - 1);
 
-    float scores[kScoreTiles][4] = {};
-    const Tile<kDim> keys{shared.key[stage]};
+    float scores[kScoreTiles][4] = {};  // of the lane's rows, scaled
+    if (keeps && pass > 0) {
+      for (int half = 0; half < halves; ++half) {
+        const auto* const mine = kept.of_thread(half, block, thread);
 #pragma unroll
-    for (int depth = 0; depth < kSteps; ++depth) {
-#pragma unroll
-      for (int pair = 0; pair < kScoreTiles; pair += 2) {
-        Fragment b;  // of two tiles: channels below and above 8 of each
-        const int row = sharer * kKeysOfWarp + pair * kColumns + lane % 8 + lane / 16 * 8;
-        load_matrices(b, keys.chunk(row, depth * 2 + lane / 8 % 2));
-        multiply_add(scores[pair], query[depth], b[0], b[1]);
-        multiply_add(scores[pair + 1], query[depth], b[2], b[3]);
+        for (int i = 0; i < 2; ++i) {
+          scores[i][2 * half] = widen(mine[i].x);
+          scores[i][2 * half + 1] = widen(mine[i].y);
+        }
       }
+    } else {
+      const Tile<kDim> keys{shared.key[stage]};
+#pragma unroll
+      for (int depth = 0; depth < kSteps; ++depth) {
+#pragma unroll
+        for (int pair = 0; pair < kScoreTiles; pair += 2) {
+          Fragment b;  // of two tiles: channels below and above 8 of each
+          const int row = sharer * kKeysOfWarp + pair * kColumns + lane % 8 + lane / 16 * 8;
+          load_matrices(b, keys.chunk(row, depth * 2 + lane / 8 % 2));
+          multiply_add(scores[pair], query[depth], b[0], b[1]);
+          multiply_add(scores[pair + 1], query[depth], b[2], b[3]);
+        }
+      }
+#pragma unroll
+      for (auto& of_tile : scores)
+#pragma unroll
+        for (auto& score : of_tile)
+          score = rounded<Bf16>(__fmul_rn(rounded<Bf16>(score), shape.scale));
     }
-    // Calls `body(score, half, column)` for the scaled scores of the lane's rows.
+    // Calls `body(score, half, column)` for each.
     const auto for_each_score = [&](const auto& body) {
 #pragma unroll
       for (int i = 0; i < kScoreTiles; ++i) {
 #pragma unroll
-        for (int j = 0; j < 4; ++j)
-          body(rounded<Bf16>(__fmul_rn(rounded<Bf16>(scores[i][j]), shape.scale)), j / 2,
-               i * kColumns + quad_lane * 2 + j % 2);
+        for (int j = 0; j < 4; ++j) body(scores[i][j], j / 2, i * kColumns + quad_lane * 2 + j % 2);
       }
     };
     if (pass == 0) {
@@ -226,6 +307,14 @@ __global__ __launch_bounds__(kEagerThreads) void eager_attention_kernel(EagerAtt
         auto& row = of_lane[half];
         if (row.sees(first + column)) row.maximum = fmaxf(row.maximum, score);
       });
+      if (keeps) {
+        for (int half = 0; half < halves; ++half) {
+          auto* const mine = kept.of_thread(half, block, thread);
+#pragma unroll
+          for (int i = 0; i < 2; ++i)
+            mine[i] = __floats2bfloat162_rn(scores[i][2 * half], scores[i][2 * half + 1]);
+        }
+      }
       if (step + 1 < blocks) continue;
         // The largest scores of the sharers' keys.
 #pragma unroll
@@ -237,16 +326,29 @@ __global__ __launch_bounds__(kEagerThreads) void eager_attention_kernel(EagerAtt
       }
       __syncthreads();
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        for (int i = 0; i < kSharers; ++i)
-          of_lane[half].maximum =
-              fmaxf(of_lane[half].maximum, shared.maximum[i][quad_row + half * (kRows / 2)]);
+      for (int half = 0; half < 2; ++half)
+        of_lane[half].maximum = maximum_of(quad_row + half * (kRows / 2));
+      if (!keeps) continue;
+      // The threads of a row share out its chains.
+      const int of_row = kEagerThreads / (halves * (kRows / 2));
+      const int row = thread / of_row;
+      auto mine = row_of(tile, row, shape.window);
+      mine.maximum = maximum_of(row);
+      for (int chain = thread % of_row; chain < kLanes; chain += of_row) {
+        float sum = 0;
+        for (int at = 0; at < blocks; ++at) {
+#pragma unroll
+          for (int key = 0; key < kEagerKeys; key += kLanes)
+            sum = __fadd_rn(sum, mine.exponential(kept.at(row, at, key + chain),
+                                                  (first_block + at) * kEagerKeys + key + chain));
+        }
+        shared.exact[row][chain] = sum;
       }
+      add_chains();
       continue;
     }
     const auto exponential = [&](float score, int half, int column) {
-      const auto& row = of_lane[half];
-      return row.sees(first + column) ? expf(rounded<Bf16>(__fsub_rn(score, row.maximum))) : 0.0F;
+      return of_lane[half].exponential(score, first + column);
     };
     if (pass == 1) {
       for_each_score([&](float score, int half, int column) {
@@ -266,21 +368,7 @@ __global__ __launch_bounds__(kEagerThreads) void eager_attention_kernel(EagerAtt
 #pragma unroll
       for (int i = 0; i < kChains; ++i)
         shared.exact[summed_row][i * kThreadsOfRow + first_chain] = chains[i];
-      __syncthreads();
-      if (thread < kRowsOfTile) {
-        auto* const lanes = shared.exact[thread];
-        float maximum = sink_of(thread);
-        for (int i = 0; i < kSharers; ++i) maximum = fmaxf(maximum, shared.maximum[i][thread]);
-        lanes[0] = __fadd_rn(lanes[0], expf(rounded<Bf16>(__fsub_rn(sink_of(thread), maximum))));
-        for (int distance = kLanes / 2; distance > 0; distance /= 2)
-          for (int i = 0; i < distance; ++i) lanes[i] = __fadd_rn(lanes[i], lanes[i + distance]);
-        shared.sum[thread] = lanes[0];
-        if (a.log_sum != nullptr && thread < tile.rows)
-          a.log_sum[tile.head(thread) * a.queries + tile.query(thread)] = maximum + logf(lanes[0]);
-      }
-      __syncthreads();
-#pragma unroll
-      for (int half = 0; half < 2; ++half) sums[half] = shared.sum[quad_row + half * (kRows / 2)];
+      add_chains();
       continue;
     }
     const Tile<kEagerKeys> weights{shared.weights};
@@ -290,7 +378,7 @@ __global__ __launch_bounds__(kEagerThreads) void eager_attention_kernel(EagerAtt
           narrow<Bf16>(__fdiv_rn(exponential(score, half, column), sums[half]));
     });
     __syncthreads();
-    const Tile<kDim> values{shared.value[stage]};
+    const Tile<kDim> values{values_of(stage)};
 #pragma unroll
     for (int depth = 0; depth < kEagerKeys / kDepth; ++depth) {
       Fragment of_rows;
@@ -315,7 +403,7 @@ __global__ __launch_bounds__(kEagerThreads) void eager_attention_kernel(EagerAtt
 #pragma unroll
     for (int i = 0; i < kResultTiles; ++i) {
       const int channel = sharer * kChannelsOfWarp + i * kColumns + quad_lane * 2;
-      *reinterpret_cast<__nv_bfloat162*>(result + row_of(row) + channel) =
+      *reinterpret_cast<__nv_bfloat162*>(result + begin_of(row) + channel) =
           __floats2bfloat162_rn(attended[i][half * 2], attended[i][half * 2 + 1]);
     }
   }

@@ -62,7 +62,7 @@ class OrderedColumns {
       step(chunk, rows, now, next, sums);
       if (chunk + 1 < chunks_) step(chunk + 1, rows, next, now, sums);
     }
-    wait_for_copies<0>();
+    wait_for_all_but<0>();
     __syncwarp();
   }
   __device__ static int line_of(int q) {
@@ -81,7 +81,7 @@ class OrderedColumns {
   static constexpr int kSteps = kRingChannels / 16;
 
   struct Fragments {
-    std::uint32_t lines[kTiles][kSteps][4];
+    Fragment lines[kTiles][kSteps];
     std::uint32_t rows[kSteps][2];
   };
 
@@ -140,7 +140,7 @@ class OrderedColumns {
 
   // Waits for the first of kStages - 1 chunks that are on their way.
   __device__ static void wait() {
-    wait_for_copies<kStages - 2>();
+    wait_for_all_but<kStages - 2>();
     __syncwarp();
   }
 
@@ -150,12 +150,12 @@ class OrderedColumns {
     for (int tile = 0; tile < kTiles; ++tile)
 #pragma unroll
       for (int i = 0; i < kSteps; ++i)
-        read_matrices(from + tile * kTileBytes + place(lane() % kOrderedLines, 2 * i + lane() / 16),
-                      to.lines[tile][i]);
+        load_matrices(to.lines[tile][i], from + tile * kTileBytes +
+                                             place(lane() % kOrderedLines, 2 * i + lane() / 16));
 #pragma unroll
     for (int i = 0; i < kSteps; i += 2) {
-      std::uint32_t two[4];
-      read_matrices(from + kTiles * kTileBytes + place(lane() % 8, 2 * i + lane() / 8), two);
+      Fragment two;
+      load_matrices(two, from + kTiles * kTileBytes + place(lane() % 8, 2 * i + lane() / 8));
       to.rows[i][0] = two[0];
       to.rows[i][1] = two[1];
       to.rows[i + 1][0] = two[2];
@@ -180,7 +180,7 @@ class OrderedColumns {
     for (int i = 0; i < kSteps; ++i)
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile)
-        multiply_add(now.lines[tile][i], now.rows[i][0], now.rows[i][1], sums[tile]);
+        multiply_add(sums[tile], now.lines[tile][i], now.rows[i][0], now.rows[i][1]);
   }
 
   unsigned char* shared_;

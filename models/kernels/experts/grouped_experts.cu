@@ -96,30 +96,30 @@ __device__ void multiply(
   for (int chunk = 0; chunk < kStages - 1; ++chunk) copy(chunk);
   float sums[kTiles][2 * kPairs][4] = {};
   for (int chunk = 0; chunk < chunks; ++chunk) {
-    wait_for_copies<kStages - 2>();
+    wait_for_all_but<kStages - 2>();
     __syncthreads();  // the stage before this one has been read
     copy(chunk + kStages - 1);
     const auto stage = ring + chunk % kStages * kStageBytes;
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      std::uint32_t of_lines[kTiles][4];
+      Fragment of_lines[kTiles];
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile)
-        read_matrices(((stage + read_lines) ^ step * kStepBytes) + tile * kHalf * kLineBytes,
-                      of_lines[tile]);
+        load_matrices(of_lines[tile],
+                      ((stage + read_lines) ^ step * kStepBytes) + tile * kHalf * kLineBytes);
 #pragma unroll
       for (int pair = 0; pair < kPairs; ++pair) {
-        std::uint32_t two[4];
-        read_matrices(((stage + read_rows) ^ step * kStepBytes) + pair * 16 * kLineBytes, two);
+        Fragment two;
+        load_matrices(two, ((stage + read_rows) ^ step * kStepBytes) + pair * 16 * kLineBytes);
 #pragma unroll
         for (int tile = 0; tile < kTiles; ++tile) {
-          multiply_add(of_lines[tile], two[0], two[1], sums[tile][2 * pair]);
-          multiply_add(of_lines[tile], two[2], two[3], sums[tile][2 * pair + 1]);
+          multiply_add(sums[tile][2 * pair], of_lines[tile], two[0], two[1]);
+          multiply_add(sums[tile][2 * pair + 1], of_lines[tile], two[2], two[3]);
         }
       }
     }
   }
-  wait_for_copies<0>();
+  wait_for_all_but<0>();
   __syncthreads();
 
   // Results pass through shared memory, to be written a row's neighbours at once.
