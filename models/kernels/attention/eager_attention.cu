@@ -65,7 +65,7 @@ struct EagerRow {
   int last = -1;
   float maximum = 0;
   __device__ bool sees(int position) const { return position >= first && position <= last; }
-  // Of the score of a position, before it is divided by the sum.
+  // The exponential of the score of a position, to be divided by the sum.
   __device__ float exponential(float score, int position) const {
     return sees(position) ? expf(rounded<Bf16>(__fsub_rn(score, maximum))) : 0.0F;
   }

@@ -1,4 +1,4 @@
-// What kernels of experts make of their sums.
+// The last steps of kernels of experts: biases, activations and sums over choices.
 #pragma once
 
 #include <type_traits>

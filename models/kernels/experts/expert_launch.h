@@ -94,7 +94,8 @@ cudaError_t choose_by_sigmoid(const float* logits,
                               const SigmoidShape& shape,
                               cudaStream_t stream);
 
-// What joins the halves of a gated product: swiglu, or quick_geglu with these settings.
+// The activation that joins the halves of a gated product: swiglu, or quick_geglu with these
+// settings.
 struct GatedActivation {
   bool quick = false;
   float clamp = 0;
@@ -151,7 +152,7 @@ using CombinedProduct = cudaError_t(const void* x,
 bool few_tokens_supported(const FewRowsShape& shape);
 ExpertProduct gated_expert_rows;
 CombinedProduct combined_expert_rows;
-// With the sums of grouped products. A token's choices are of different experts.
+// The same with the sums of grouped products. A token chooses an expert once.
 bool ordered_experts_supported(const FewRowsShape& shape);
 ExpertProduct ordered_gated_rows;
 CombinedProduct ordered_combined_rows;
