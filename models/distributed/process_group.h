@@ -1,7 +1,7 @@
 // One group of ranks and its collectives, over c10d: Gloo on the host, NCCL on GPUs. A group of one
 // rank does not communicate. Sums on the host add up in the order of the ranks. On GPUs that have
-// mapped each other's memory (map_peer_memory()) all_reduce(), reduce_scatter() and the gathers of
-// small messages go there, and their sums, too, add up in the order of the ranks.
+// mapped each other's memory (map_peer_memory()) gathers go there, and all_reduce() and
+// reduce_scatter() of small messages, whose sums, too, add up in the order of the ranks.
 //
 // A collective that some rank never joins ends after the group's timeout, on every rank that did,
 // with Error(kIo) that names the group, the operation and the ranks that are missing.
@@ -105,7 +105,7 @@ class ProcessGroup {
   Pending reduce_scatter_in_place(const at::Tensor& whole) const;
   Pending all_gather_in_place(const at::Tensor& whole) const;
 
-  // Maps the memory of the ranks' GPUs for small messages, where they are on one host and can reach
+  // Maps the memory of the ranks' GPUs for messages, where they are on one host and can reach
   // each other (models/peer/peer_memory.h). Called by all ranks; later calls do nothing.
   void map_peer_memory() const;
   // Null unless map_peer_memory() has found a way.

@@ -53,7 +53,9 @@ Efficiency efficiency_of(const models::TransformerConfig& model,
             .forward = bitwise ? 0.32 : 0.37,
             .generation = mesh.tp() > 1 ? 0.36 : alone};
   }
-  return {.learning = 0.33, .forward = 0.33, .generation = mesh.tp() > 1 ? 0.36 : 0.59};
+  const double two = bitwise ? 0.44 : 0.46;
+  const double generation = mesh.tp() == 1 ? 0.67 : mesh.tp() == 2 ? two : 0.36;
+  return {.learning = 0.33, .forward = 0.33, .generation = generation};
 }
 
 // The share of its link that each of so many devices of a host gets in each direction, when state
