@@ -32,9 +32,10 @@ __global__ void __launch_bounds__(kLanes) ordered_gated(const Bf16* x,
     const int choice = first + lane;
     const bool is_mine = choice < num_choices && choices[choice] == expert;
     const auto all = __ballot_sync(kAllLanes, is_mine);
-    if (is_mine) mine[count + __popc(all & ((1U << lane) - 1))] = choice;
+    const int at = count + __popc(all & ((1U << lane) - 1));
+    if (is_mine && at < kMostTokens) mine[at] = choice;
     served = served || (is_mine && choice < block);
-    count += __popc(all);
+    count = min(count + __popc(all), kMostTokens);
   }
   __syncwarp();
   if (__any_sync(kAllLanes, served)) return;
