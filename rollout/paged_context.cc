@@ -15,12 +15,6 @@ using models::AttentionSegment;
 
 namespace {
 
-// The first `num_keys` rows of a sequence: [num_keys, groups, dim].
-at::Tensor gathered(const at::Tensor& cache, const at::Tensor& blocks, std::int64_t num_keys) {
-  const auto used = blocks.narrow(0, 0, KVCache::blocks_of(num_keys));
-  return cache.index_select(0, used).flatten(0, 1).narrow(0, 0, num_keys);
-}
-
 // The chunks' rows, counted from the first of them, and their keys in the order of
 // PagedContext::gather().
 std::vector<AttentionSegment> segments_of(std::span<const Chunk> chunks) {
@@ -56,27 +50,40 @@ void PagedContext::store(std::int64_t layer, const at::Tensor& key, const at::Te
   if (group.copied_slots.defined()) cache_.copy(layer, group.copied_slots);
 }
 
-// Chunks that are whole lie side by side in `own`; only the others are gathered one by one.
+// Neighbours that are whole lie side by side in `own`; others are gathered from the cache together.
 at::Tensor PagedContext::gather(std::int64_t layer,
                                 const at::Tensor& cache,
                                 const at::Tensor& own,
-                                std::span<const Chunk> chunks) const {
-  const auto group = static_cast<std::int64_t>(cache_.group_of(layer));
+                                std::span<const Chunk> chunks) {
   std::vector<at::Tensor> parts;
   while (!chunks.empty()) {
-    const auto& first = chunks.front();
-    const auto others = std::ranges::find_if_not(chunks, &Chunk::is_whole);
-    const auto whole = static_cast<std::size_t>(others - chunks.begin());
-    if (whole > 0) {
-      const auto& last = chunks[whole - 1];
-      parts.push_back(
-          own.narrow(0, first.row_begin, last.row_begin + last.num_rows - first.row_begin));
-    } else {
-      parts.push_back(gathered(cache, first.blocks.select(0, group), first.num_keys));
-    }
-    chunks = chunks.subspan(std::max<std::size_t>(whole, 1));
+    const bool whole = chunks.front().is_whole();
+    const auto end = std::ranges::find(chunks, !whole, &Chunk::is_whole);
+    const auto alike = chunks.first(static_cast<std::size_t>(end - chunks.begin()));
+    const auto begin = alike.front().row_begin;
+    parts.push_back(whole ? own.narrow(0, begin, alike.back().row_end() - begin)
+                          : cache.flatten(0, 1).index_select(0, slots_of(layer, alike)));
+    chunks = chunks.subspan(alike.size());
   }
   return parts.size() == 1 ? parts.front() : at::cat(parts);
+}
+
+// The same for all layers of a group.
+const at::Tensor& PagedContext::slots_of(std::int64_t layer, std::span<const Chunk> chunks) {
+  const auto group = cache_.group_of(layer);
+  auto& slots = slots_[{group, chunks.data()}];
+  if (slots.defined()) return slots;
+  const auto in_block =
+      at::arange(KVCache::kBlockSize, chunks.front().blocks.options().dtype(at::kLong));
+  std::vector<at::Tensor> of_chunks;
+  for (const auto& chunk : chunks) {
+    const auto blocks = chunk.blocks.select(0, static_cast<std::int64_t>(group))
+                            .narrow(0, 0, KVCache::blocks_of(chunk.num_keys));
+    const auto all = blocks.unsqueeze(1) * KVCache::kBlockSize + in_block;
+    of_chunks.push_back(all.flatten().narrow(0, 0, chunk.num_keys));
+  }
+  slots = at::cat(of_chunks);
+  return slots;
 }
 
 // The rows of chunks, part by part, so that the keys that are gathered at a time are bounded:
@@ -91,7 +98,7 @@ at::Tensor PagedContext::in_parts(
     const {
   const auto parts = parts_of(std::span(step_.chunks).subspan(first), step_.max_gathered_keys);
   const auto num_rows = [](std::span<const Chunk> part) {
-    return part.back().row_begin + part.back().num_rows - part.front().row_begin;
+    return part.back().row_end() - part.front().row_begin;
   };
   if (parts.size() == 1 && num_rows(parts.front()) == query.size(0))
     return attend(query, parts.front());
@@ -249,7 +256,7 @@ at::Tensor PagedContext::attend_chunks(std::int64_t layer,
                                        const at::Tensor& key,
                                        const at::Tensor& value,
                                        const models::AttentionOptions& options,
-                                       std::size_t first) const {
+                                       std::size_t first) {
   const auto chunks = std::span(step_.chunks).subspan(first);
   if (std::ranges::all_of(chunks, &Chunk::is_whole)) {
     std::vector<AttentionSegment> segments;

@@ -6,8 +6,10 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "models/kernels/attention/paged_attention.h"
@@ -24,6 +26,7 @@ struct Chunk {
   // [groups, >= KVCache::blocks_of(num_keys)], int32, on the cache's device
   at::Tensor blocks{};
 
+  std::int64_t row_end() const { return row_begin + num_rows; }
   bool is_whole() const { return num_keys == num_rows; }  // all keys are of this step
 };
 
@@ -89,7 +92,7 @@ class PagedContext : public models::InferenceContext {
                            const at::Tensor& key,
                            const at::Tensor& value,
                            const models::AttentionOptions& options,
-                           std::size_t first) const;
+                           std::size_t first);
   at::Tensor in_parts(const at::Tensor& query,
                       std::int64_t value_dim,
                       std::size_t first,
@@ -110,12 +113,15 @@ class PagedContext : public models::InferenceContext {
   at::Tensor gather(std::int64_t layer,
                     const at::Tensor& cache,
                     const at::Tensor& own,
-                    std::span<const Chunk> chunks) const;
+                    std::span<const Chunk> chunks);
+  // Where the keys of chunks lie in a layer's cache, one sequence after the other: [keys], int64.
+  const at::Tensor& slots_of(std::int64_t layer, std::span<const Chunk> chunks);
   models::PagedKeys paged(std::int64_t layer, const at::Tensor& key, const at::Tensor& value) const;
 
   KVCache& cache_;
   const PagedStep& step_;
-  std::optional<ByLength> by_length_;  // once it was asked for
+  std::optional<ByLength> by_length_;                                 // once it was asked for
+  std::map<std::pair<std::size_t, const Chunk*>, at::Tensor> slots_;  // by group and first chunk
 };
 
 }  // namespace ferry::rollout
