@@ -71,7 +71,7 @@ at::Tensor PagedContext::gather(std::int64_t layer,
 // The same for all layers of a group.
 const at::Tensor& PagedContext::slots_of(std::int64_t layer, std::span<const Chunk> chunks) {
   const auto group = cache_.group_of(layer);
-  auto& slots = slots_[{group, chunks.data()}];
+  auto& slots = slots_[{group, chunks.data(), chunks.size()}];
   if (slots.defined()) return slots;
   const auto in_block =
       at::arange(KVCache::kBlockSize, chunks.front().blocks.options().dtype(at::kLong));

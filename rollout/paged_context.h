@@ -9,7 +9,7 @@
 #include <map>
 #include <optional>
 #include <span>
-#include <utility>
+#include <tuple>
 #include <vector>
 
 #include "models/kernels/attention/paged_attention.h"
@@ -120,8 +120,9 @@ class PagedContext : public models::InferenceContext {
 
   KVCache& cache_;
   const PagedStep& step_;
-  std::optional<ByLength> by_length_;                                 // once it was asked for
-  std::map<std::pair<std::size_t, const Chunk*>, at::Tensor> slots_;  // by group and first chunk
+  std::optional<ByLength> by_length_;  // once it was asked for
+  // Of slots_of(), by group, first chunk and number of chunks.
+  std::map<std::tuple<std::size_t, const Chunk*, std::size_t>, at::Tensor> slots_;
 };
 
 }  // namespace ferry::rollout

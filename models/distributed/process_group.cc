@@ -126,7 +126,7 @@ struct ProcessGroup::Backends {
   c10::intrusive_ptr<c10d::Backend> gloo;    // on the host
   c10::intrusive_ptr<c10d::Backend> device;  // where tensors live: gloo itself, or NCCL
   bool peers_asked = false;
-  std::unique_ptr<PeerMemory> peers;  // for small messages between GPUs
+  std::unique_ptr<PeerMemory> peers;  // for messages between GPUs
   std::atomic<std::uint64_t> sequence = 0;
   Meeting meeting;  // the last one
   std::shared_ptr<const WatchedRun> run;

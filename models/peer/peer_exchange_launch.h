@@ -20,7 +20,8 @@ constexpr std::int64_t kStreamBytes = 32 << 20;    // the slots of all ranks and
 // of kRowProducts products, from every rank.
 constexpr std::int64_t kMostRowChannels = 16384;
 constexpr int kRowProducts = 2;
-constexpr std::int64_t kUnitBytes = 16;  // messages are multiples of it
+constexpr std::int64_t kUnitBytes = 16;                            // messages are multiples of it
+constexpr std::int64_t kMostGatherBytes = std::int64_t{32} << 30;  // a result, by 32 bits of units
 
 // The beginning of each rank's memory. All is zeros at first.
 struct PeerHeader {

@@ -133,7 +133,8 @@ class MappedPeers : public PeerMemory {
     if (mine.device() != device_ || mine.numel() == 0) return false;
     const auto plan = plan_of(operation, mine);
     if (plan.bytes <= 0 || plan.bytes % launch::kUnitBytes != 0) return false;
-    if (plan.kind == launch::PeerKind::kGather) return plan.run % launch::kUnitBytes == 0;
+    if (plan.kind == launch::PeerKind::kGather)
+      return plan.run % launch::kUnitBytes == 0 && plan.bytes * size() <= launch::kMostGatherBytes;
     return plan.bytes <= launch::PeerLayout{.size = size()}.bulk_bytes() &&
            peer_element_of(mine).has_value();
   }

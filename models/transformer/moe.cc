@@ -101,11 +101,10 @@ at::Tensor Experts::forward(const at::Tensor& rows, const at::Tensor& ends) cons
   return results;
 }
 
-bool Experts::has_kernels() const {
+bool Experts::may_use_kernels() const {
   const auto activation = setup_.config.activation;
   return !at::GradMode::is_enabled() &&
-         (activation == Activation::kSilu || activation == Activation::kQuickGeglu) &&
-         serves_experts(weights(), setup_.alignment());
+         (activation == Activation::kSilu || activation == Activation::kQuickGeglu);
 }
 
 // Ranks of an expert tensor parallel group would each add the whole bias, and in kBitwise gather
@@ -114,7 +113,7 @@ bool Experts::takes_few(const at::Tensor& choices) const {
   const auto alignment = setup_.alignment();
   const bool whole = setup_.mesh.etp().size() == 1;
   return (whole || (!fc1_bias_.defined() && alignment == Alignment::kFast)) &&
-         setup_.mesh.ep().size() == 1 && has_kernels() &&
+         setup_.mesh.ep().size() == 1 && may_use_kernels() &&
          few_tokens_supported(weights(), choices, alignment);
 }
 
@@ -129,7 +128,8 @@ at::Tensor Experts::generate(const at::Tensor& x, const ExpertOrder& places) con
   constexpr std::int64_t kMostRowsOfExpert = 48;
   const auto& config = setup_.config;
   const auto choices = places.order.size(0);
-  if (choices > kMostRowsOfExpert * config.num_moe_experts || !has_kernels())
+  if (choices > kMostRowsOfExpert * config.num_moe_experts || !may_use_kernels() ||
+      !serves_experts(weights(), setup_.alignment()))
     return forward(gather_choices(x, places, config.moe_router_topk, choices), places.ends);
   const auto hidden =
       of_all_ranks(gated_expert_products(x, places, config.moe_router_topk, weights()));

@@ -48,7 +48,7 @@ class Experts {
   at::Tensor activated(const at::Tensor& gate_up) const;
   at::Tensor of_all_ranks(const at::Tensor& hidden) const;
   at::Tensor own_fc2_bias() const;
-  bool has_kernels() const;
+  bool may_use_kernels() const;
   QuickGeglu geglu_options() const;
   ExpertWeights weights() const;
 

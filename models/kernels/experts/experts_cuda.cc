@@ -32,8 +32,8 @@ const void* data_or_null(const at::Tensor& values) {
 }
 
 // True if our kernels add up along K as grouped products do: compared on operands whose sums
-// cancel, so that results consist of roundings. The experts have so few and so many rows that each
-// form of the kernels serves one.
+// cancel, so that results consist of roundings. Experts have none, few and many rows, and tokens
+// are few. The gated kernels differ in what they make of their sums.
 bool adds_as_grouped_products(const at::Tensor& weight) {
   const std::vector<std::int64_t> counts{3, 24, 0, 150};
   constexpr std::int64_t kFew = 4;  // rows of the kernels for few tokens
@@ -69,6 +69,11 @@ bool has_order_of_grouped_products(const at::Tensor& weight) {
   static KnownOnce<std::tuple<int, std::int64_t, std::int64_t>> known;
   return known({weight.device().index(), weight.size(1), weight.size(2)},
                [&] { return adds_as_grouped_products(weight); });
+}
+
+bool are_of_kernels(const ExpertWeights& weights) {
+  return weights.fc1.is_cuda() && weights.fc1.scalar_type() == at::kBFloat16 &&
+         weights.fc1.is_contiguous() && weights.fc2.is_contiguous();
 }
 
 launch::GatedActivation activation_of(const ExpertWeights& weights) {
@@ -313,9 +318,7 @@ ChosenExperts route_few(const at::Tensor& x,
 
 bool serves_experts(const ExpertWeights& weights, Alignment alignment) {
   const auto& [fc1, fc2, fc1_bias, fc2_bias, quick] = weights;
-  if (!fc1.is_cuda() || fc1.scalar_type() != at::kBFloat16 || !fc1.is_contiguous() ||
-      !fc2.is_contiguous())
-    return false;
+  if (!are_of_kernels(weights)) return false;
   const auto supported = [](const at::Tensor& weight, std::int64_t halves) {
     return launch::grouped_experts_supported({.experts = weight.size(0),
                                               .in = weight.size(2),
@@ -374,11 +377,14 @@ bool few_tokens_supported(const ExpertWeights& weights,
   const auto choices = experts.numel();
   if (experts.size(0) > kMostFewTokens ||
       (experts.size(0) > 1 && kExpertsForAChoice * choices > weights.fc1.size(0)) ||
-      !serves_experts(weights, alignment))
+      !are_of_kernels(weights))
     return false;
-  const auto shape = gated_shape(experts, weights);
-  return alignment == Alignment::kFast ? launch::few_tokens_supported(shape)
-                                       : launch::ordered_experts_supported(shape);
+  const auto gated = gated_shape(experts, weights);
+  const auto second = second_shape(gated, weights);
+  if (alignment == Alignment::kFast)
+    return launch::few_tokens_supported(gated) && launch::few_tokens_supported(second);
+  return launch::ordered_experts_supported(gated) && launch::ordered_experts_supported(second) &&
+         serves_experts(weights, alignment);
 }
 
 at::Tensor apply_experts_to_few_tokens(const at::Tensor& x,
