@@ -114,14 +114,14 @@ class PagedContext : public models::InferenceContext {
                     const at::Tensor& cache,
                     const at::Tensor& own,
                     std::span<const Chunk> chunks);
-  // Where the keys of chunks lie in a layer's cache, one sequence after the other: [keys], int64.
+  // Slots of the keys of chunks in a layer's cache, one sequence after the other: [keys], int64.
   const at::Tensor& slots_of(std::int64_t layer, std::span<const Chunk> chunks);
   models::PagedKeys paged(std::int64_t layer, const at::Tensor& key, const at::Tensor& value) const;
 
   KVCache& cache_;
   const PagedStep& step_;
   std::optional<ByLength> by_length_;  // once it was asked for
-  // Of slots_of(), by group, first chunk and number of chunks.
+  // Results of slots_of(), by group, first chunk and number of chunks.
   std::map<std::tuple<std::size_t, const Chunk*, std::size_t>, at::Tensor> slots_;
 };
 
