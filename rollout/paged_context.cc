@@ -116,7 +116,7 @@ at::Tensor PagedContext::in_parts(
 
 // Sequences that are at least half as long as the longest of their part, in no more blocks than the
 // cache has (gathered_bytes_per_block()).
-const PagedContext::ByLength& PagedContext::by_length(at::Device device) {
+const RowsByLength& PagedContext::by_length(at::Device device) {
   if (by_length_) return *by_length_;
   const auto decodes = static_cast<std::size_t>(step_.num_decodes);
   std::vector<std::int64_t> order(decodes);

@@ -51,6 +51,18 @@ struct PagedStep {
   models::LinearRows linear{};
 };
 
+// Decoding rows in the order of their lengths, the longest first, and those whose keys are
+// gathered together.
+struct RowsByLength {
+  struct Part {
+    std::int64_t begin = 0;
+    std::int64_t count = 0;
+    std::int64_t num_blocks = 0;  // of the longest
+  };
+  at::Tensor order{};  // [num_decodes], int64; undefined: there is one part
+  std::vector<Part> parts{};
+};
+
 class PagedContext : public models::InferenceContext {
  public:
   // The cache outlives this.
@@ -74,18 +86,6 @@ class PagedContext : public models::InferenceContext {
   }
 
  private:
-  // Decoding rows in the order of their lengths, the longest first, and those whose keys are
-  // gathered together.
-  struct ByLength {
-    struct Part {
-      std::int64_t begin = 0;
-      std::int64_t count = 0;
-      std::int64_t num_blocks = 0;  // of the longest
-    };
-    at::Tensor order{};  // [num_decodes], int64; undefined: there is one part
-    std::vector<Part> parts{};
-  };
-
   void store(std::int64_t layer, const at::Tensor& key, const at::Tensor& value);
   at::Tensor attend_chunks(std::int64_t layer,
                            const at::Tensor& query,
@@ -98,7 +98,7 @@ class PagedContext : public models::InferenceContext {
                       std::size_t first,
                       const std::function<at::Tensor(const at::Tensor& query,
                                                      std::span<const Chunk> part)>& attend) const;
-  const ByLength& by_length(at::Device device);
+  const RowsByLength& by_length(at::Device device);
   at::Tensor attend_by_products(const at::Tensor& query,
                                 const models::PagedKeys& keys,
                                 const models::AttentionOptions& options);
@@ -120,7 +120,7 @@ class PagedContext : public models::InferenceContext {
 
   KVCache& cache_;
   const PagedStep& step_;
-  std::optional<ByLength> by_length_;  // once it was asked for
+  std::optional<RowsByLength> by_length_;  // once it was asked for
   // Results of slots_of(), by group, first chunk and number of chunks.
   std::map<std::tuple<std::size_t, const Chunk*, std::size_t>, at::Tensor> slots_;
 };
