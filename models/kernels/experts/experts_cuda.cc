@@ -31,6 +31,26 @@ const void* data_or_null(const at::Tensor& values) {
   return values.defined() ? values.const_data_ptr() : nullptr;
 }
 
+// Rows of x in the order of `places`, or, without one, as they are.
+at::Tensor grouped_products(const at::Tensor& x,
+                            const ExpertOrder& places,
+                            const at::Tensor& weights,
+                            const at::Tensor& biases,
+                            const launch::GroupedShape& shape) {
+  const c10::cuda::CUDAGuard device(x.device());
+  const auto rows = x.contiguous();
+  const auto added = biases.defined() ? biases.contiguous() : biases;
+  const bool ordered = places.order.defined();
+  auto y =
+      at::empty({ordered ? places.order.size(0) : rows.size(0), shape.columns}, rows.options());
+  if (y.numel() == 0) return y;
+  check(launch::grouped_expert_rows(
+      rows.const_data_ptr(), ordered ? places.order.const_data_ptr<std::int64_t>() : nullptr,
+      places.ends.const_data_ptr<std::int32_t>(), weights.const_data_ptr(), data_or_null(added),
+      y.mutable_data_ptr(), shape, stream()));
+  return y;
+}
+
 // True if our kernels add up along K as grouped products do: compared on operands whose sums
 // cancel, so that results consist of roundings. Experts have none, few and many rows, and tokens
 // are few. The gated kernels differ in what they make of their sums.
@@ -54,8 +74,7 @@ bool adds_as_grouped_products(const at::Tensor& weight) {
   const auto ends = at::tensor(last, at::kInt).to(weight.device());
   const auto expected = at::_grouped_mm(rows, weights.transpose(1, 2), ends);
   if (!at::equal(expert_products(rows, ends, weights, {}), expected)) return false;
-  const launch::FewRowsShape few{
-      .choices = {.tokens = kFew, .topk = 1, .experts = experts}, .in = k, .columns = n};
+  const launch::FewRowsShape few{.choices = {.tokens = kFew, .topk = 1}, .in = k, .columns = n};
   const auto choices = at::tensor({0, 0, 0, 1}, rows.options().dtype(at::kLong));
   const auto ones = at::ones({kFew, 1}, rows.options());
   auto y = at::empty({kFew, n}, rows.options());
@@ -87,7 +106,7 @@ launch::GatedActivation activation_of(const ExpertWeights& weights) {
 
 // The shapes of the gated product, and of the one behind it.
 launch::FewRowsShape gated_shape(const at::Tensor& choices, const ExpertWeights& weights) {
-  return {.choices = shape_of(choices, weights.fc1.size(0)),
+  return {.choices = shape_of(choices),
           .in = weights.fc1.size(2),
           .columns = weights.fc2.size(2),
           .activation = activation_of(weights)};
@@ -334,38 +353,22 @@ at::Tensor gated_expert_products(const at::Tensor& x,
                                  const ExpertOrder& places,
                                  std::int64_t topk,
                                  const ExpertWeights& weights) {
-  const c10::cuda::CUDAGuard device(x.device());
-  const auto rows = x.contiguous();
-  const auto biases = weights.fc1_bias.defined() ? weights.fc1_bias.contiguous() : weights.fc1_bias;
-  launch::GroupedShape shape{.experts = weights.fc1.size(0),
-                             .in = weights.fc1.size(2),
-                             .columns = weights.fc1.size(1) / 2,
-                             .gated = true,
-                             .activation = activation_of(weights),
-                             .topk = topk};
-  auto y = at::empty({places.order.size(0), shape.columns}, rows.options());
-  if (y.numel() == 0) return y;
-  check(launch::grouped_expert_rows(
-      rows.const_data_ptr(), places.order.const_data_ptr<std::int64_t>(),
-      places.ends.const_data_ptr<std::int32_t>(), weights.fc1.const_data_ptr(),
-      data_or_null(biases), y.mutable_data_ptr(), shape, stream()));
-  return y;
+  return grouped_products(x, places, weights.fc1, weights.fc1_bias,
+                          {.experts = weights.fc1.size(0),
+                           .in = weights.fc1.size(2),
+                           .columns = weights.fc1.size(1) / 2,
+                           .gated = true,
+                           .activation = activation_of(weights),
+                           .topk = topk});
 }
 
 at::Tensor expert_products(const at::Tensor& rows,
                            const at::Tensor& ends,
                            const at::Tensor& weights,
                            const at::Tensor& biases) {
-  const c10::cuda::CUDAGuard device(rows.device());
-  const auto x = rows.contiguous();
-  const auto added = biases.defined() ? biases.contiguous() : biases;
-  auto y = at::empty({x.size(0), weights.size(1)}, x.options());
-  if (y.numel() == 0) return y;
-  check(launch::grouped_expert_rows(
-      x.const_data_ptr(), nullptr, ends.const_data_ptr<std::int32_t>(), weights.const_data_ptr(),
-      data_or_null(added), y.mutable_data_ptr(),
-      {.experts = weights.size(0), .in = weights.size(2), .columns = weights.size(1)}, stream()));
-  return y;
+  return grouped_products(
+      rows, {.ends = ends}, weights, biases,
+      {.experts = weights.size(0), .in = weights.size(2), .columns = weights.size(1)});
 }
 
 // Reading an expert once for all tokens is faster where they share many
